@@ -1,30 +1,30 @@
-"""Holds training state in tiers and gives it back.
+"""Holds training state in tiers and restores it.
 
-    checkpointer   the face for the training script; sagemaker: the same by HyperPod's names
-    elastic_event  whether all ranks stop, for scripts that hold no Checkpointer
+    checkpointer   the interface for training scripts; sagemaker: the same with HyperPod's names
+    elastic_event  whether all ranks stop, for scripts without a Checkpointer
     worker/        saves and loads, in the training process
-    data/          which samples each rank sees: batch plan, sampler, loader
+    data/          the samples of each rank: batch plan, sampler, loader
     agent/         one process per node that seals, protects, flushes and restores
-    redundancy/    which node holds what for which
-    tiers/         the places below memory
-    epilog/        after a job's end: what only its nodes' memories hold goes to the tiers that ask for it
-    memory/        what workers and agent share; format/: what is stored; native/: calls to C libraries
+    redundancy/    copies and parity between nodes
+    tiers/         the tiers below memory
+    epilog/        after a job's end: writes its newest step from the nodes' memory to lower tiers
+    memory/        memory shared by workers and agent; format/: stored formats; native/: calls to C libraries
     convert/       export and import
     cli/           `holdfast ckpt`
-    capacity       what a job's checkpoints take, and which losses they survive
-    timeouts       waits with a deadline, the launcher's too
-    fork           what a process forked from a training process lets go of
+    capacity       the memory and storage that a job's checkpoints need, and the losses they survive
+    timeouts       waits with a deadline, also for the launcher
+    fork           closes Holdfast's descriptors in processes forked from a worker
     config, errors; sections: the models of the `checkpoint:` section
 
 Public names:
     Checkpointer     load, should_save, save, should_stop for a training script
     CheckpointError  base of all errors raised here
-    Board            the workers' rows on a node, as its runner reads them
+    Board            the workers' rows on a node, read by its runner
     Monitor          a node's runner's connection to its checkpoint agent
     newest_steps     the newest restorable step of each lower tier
     check_shared     whether a shared directory may be used for a namespace
     CheckpointConfig the validated `checkpoint:` section of a job file
-    durable_write    a private file that a reader sees whole, before or after
+    durable_write    writes a private file; a reader sees the old one or the new one
 """
 
 from __future__ import annotations

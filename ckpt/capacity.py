@@ -1,6 +1,6 @@
-"""What a `checkpoint:` section takes of memory, disks and wire, and which losses it survives, before anything runs.
+"""The memory, disk and network that a `checkpoint:` section needs, and the losses it survives, before a job runs.
 
-Nothing here has a formula of its own: sets, schemes, parity and files are those that agents and tiers use.
+This module has no formulas of its own: sets, schemes, parity and files come from the code that agents and tiers use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SAVE = SaveId(step=1, attempt=0, run_id="plan")
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """GB (10^9 bytes) per second; None is not known."""
+    """GB (10^9 bytes) per second. None: not known."""
 
-    wire: float | None = None  # of each node, to its peers
+    wire: float | None = None  # of each node, to other nodes
     nvme: float | None = None  # of each node's disk
     shared: float | None = None  # of the shared directory, all nodes together
     s3: float | None = None  # of the bucket, all nodes together
@@ -36,7 +36,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of the fullest node's memory, once every slot has been used."""
+    """Bytes of memory on the fullest node, once every slot has been used."""
 
     slots: int  # of each rank
     own_bytes: int
@@ -49,12 +49,12 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Which nodes may be lost at once without going back to a lower tier."""
+    """The number of nodes that may be lost at once without a restore from a lower tier."""
 
     set_sizes: tuple[int, ...]  # distinct sizes of the redundancy sets, largest first
     sets: int
     any_nodes: int  # of the whole job, whichever they are
-    most_nodes: int  # when they lie in different sets as far as that goes
+    most_nodes: int  # if they are in different sets as far as possible
     any_switch: bool | None  # None: the switches are not known
 
 
@@ -66,13 +66,13 @@ class FlushEstimate:
     every_steps: int
     keep: int
     node_bytes: int  # written by each node for one step
-    held_bytes: int  # by the tier in all while the newest step is written; NVMe: on each node
-    seconds: float | None  # of one flush; None: no rate is known
+    held_bytes: int  # by the whole tier while the newest step is written; NVMe: on each node
+    seconds: float | None  # of one flush; None: the rate is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityPlan:
-    """The whole account."""
+    """The whole plan of a job."""
 
     nodes: int
     ranks_per_node: int
@@ -80,7 +80,7 @@ class CapacityPlan:
     scheme: str
     memory: Memory
     losses: Losses
-    wire_bytes: int  # that the busiest node sends for one save
+    wire_bytes: int  # sent by the busiest node for one save
     protect_s: float | None
     flushes: tuple[FlushEstimate, ...]
 
@@ -92,15 +92,15 @@ def make_plan(
     config: CheckpointConfig, *, nodes: int, ranks_per_node: int, shard_bytes: int, rates: Rates,
     domains: Sequence[str] = (),
 ) -> CapacityPlan:  # fmt: skip
-    """The account of one job.
+    """Computes the plan of a job.
 
     Args:
-        config: its `checkpoint:` section.
-        nodes: that train.
-        ranks_per_node: processes on each.
-        shard_bytes: of each rank's part of the state.
-        rates: for the times.
-        domains: each node's switch, in the order of the nodes; empty when that is not known.
+        config: the job's `checkpoint:` section.
+        nodes: number of training nodes.
+        ranks_per_node: number of ranks on each node.
+        shard_bytes: size of each rank's shard.
+        rates: rates, to compute times.
+        domains: each node's switch, in the order of the nodes; empty if it is not known.
     """
     scheme = scheme_of(config.redundancy)
     sets = sets_over(nodes, config.redundancy, domains)
@@ -123,7 +123,7 @@ def make_plan(
 
 
 def survives(scheme: Scheme, sets: Sequence[Members], lost: Collection[int]) -> bool:
-    """Whether the loss of these nodes leaves every shard in some memory, or what it can be made of."""
+    """Whether every shard survives the loss of these nodes, in some node's memory or as parity."""
     return all(_set_survives(scheme, members, set(lost) & set(members)) for members in sets)
 
 
@@ -152,13 +152,13 @@ def _losses(scheme: Scheme, sets: Sequence[Members], domains: Sequence[str]) -> 
 
 
 def _redundancy_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
-    """What the fullest member holds for one save beside its own shards."""
+    """The bytes that the fullest member stores for one save in addition to its own shards."""
     copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
     return copies + _parity_bytes(len(members), scheme.parity(members), stream_bytes)
 
 
 def _sent_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
-    """What one member sends for one save: all send alike, each holds as many copies as there are of it."""
+    """The bytes that one member sends for one save. All members send the same amount."""
     copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
     return copies + _given_bytes(len(members), scheme.parity(members), stream_bytes)
 
@@ -171,7 +171,7 @@ def _parity_bytes(members: int, parity: int, stream_bytes: int) -> int:
 
 @lru_cache
 def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
-    """Every member sends its stream once, and the rows that it makes for others."""
+    """The bytes sent by one member: its stream once, and the parity rows that it makes for others."""
     if not parity or not stream_bytes:
         return 0
     stripes = Stripes([stream_bytes] * members, parity)
@@ -184,7 +184,7 @@ def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
 
 
 def _file_bytes(ranks: int, shard_bytes: int) -> int:
-    """Length of a node's file in a tier."""
+    """The length of a node's file in a tier."""
     layout = Layout(chunks=(), tree={}, nbytes=shard_bytes)
     records = [
         ShardRecord(save=_SAVE, namespace="plan", rank=rank, world_size=ranks, layout=layout, blocks=())
@@ -194,7 +194,10 @@ def _file_bytes(ranks: int, shard_bytes: int) -> int:
 
 
 def _flush(name: str, tier: TierSection, nodes: int, file_bytes: int, rates: Rates) -> FlushEstimate:
-    """A node's file at its own rate and limit; a place that all nodes share is as fast as it is for all."""
+    """The estimate for one tier.
+
+    A node's disk has its own rate and limit; a shared place has one rate for all nodes.
+    """
     local = name == "nvme"
     known = {"nvme": rates.nvme, "shared": rates.shared, "s3": rates.s3}[name]
     times = [file_bytes * (1 if local else nodes) / _GB / known] if known else []

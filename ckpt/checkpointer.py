@@ -1,4 +1,4 @@
-"""The face for a training script: load, should_save, save, should_stop."""
+"""The interface for training scripts: load, should_save, save, should_stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Checkpointer:
-    """Saves a training state every few steps and gives the newest one back after a restart.
+    """Saves a training state every few steps and restores the newest one after a restart.
 
         with Checkpointer.from_env() as ckpt:
             step = ckpt.load(state) or 0
@@ -27,12 +27,12 @@ class Checkpointer:
                 if ckpt.should_save(step): ckpt.save(step, state)
                 if ckpt.should_stop(step): break
 
-    A state is a dict, nested as you like, of torch tensors, NumPy arrays, Python values (ckpt.format.json_values lists
-    them), and objects with state_dict() and load_state_dict(). The same script runs under the launcher and by itself:
-    without a launcher, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts an agent of its own; an MPI
-    program's `Checkpointer(comm, ...)` starts one on each node.
+    A state is a dict, which may be nested, of torch tensors, NumPy arrays, Python values (ckpt.format.json_values lists
+    them), and objects with state_dict() and load_state_dict(). The same script runs with and without the launcher.
+    Without it, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts its own agent. In an MPI program
+    `Checkpointer(comm, ...)` starts one on each node.
 
-    Every rank makes the same calls in the same order. Nothing here is a collective operation. Rank 0 logs saves and
+    Every rank makes the same calls in the same order. No method is a collective operation. Rank 0 logs saves and
     loads to the logger `ckpt`, at INFO; `logging.basicConfig(level="INFO")` shows them.
     """
 
@@ -46,21 +46,21 @@ class Checkpointer:
         config: CheckpointConfig | Mapping[str, Any] | None = None,
         replicated: Sequence[str] = (),
     ) -> None:
-        """Without a launcher, this starts the agents. Under one, it uses those of the job.
+        """Starts the agents, if there is no launcher. Under a launcher, uses the job's agents.
 
-        These arguments beat the environment. Under a launcher the agents run already, so an argument that says
-        something else than the job file is an error; only `every_steps` may differ.
+        These arguments override the environment. Under a launcher the agents are already running. Then an argument that
+        differs from the job file is an error, except `every_steps`.
 
         Args:
-            comm: an mpi4py communicator that says which rank this is, for programs under mpirun or srun: on one node,
-                or on several of a Slurm job. The constructor is then collective over it.
-            namespace: name of the series of checkpoints; without `config`.
-            shared: directory for checkpoints that outlive the node's memory; without `config`.
-            every_steps: saves to memory; without `config`. Default: 10.
-            config: what to keep where, instead of these three: the keys of a job file's `checkpoint` section.
-            replicated: keys of the state below which tensors and arrays are the same on all ranks ("model", or
-                "model/head/weight"): they are stored once, a part by each rank. Parameters of DDP modules and
-                replicated DTensors need no naming.
+            comm: an mpi4py communicator with the program's ranks, for programs under mpirun or srun, on one node or on
+                several nodes of a Slurm job. The constructor is then collective over it.
+            namespace: name of the series of checkpoints; only without `config`.
+            shared: directory for checkpoints that outlive the node's memory; only without `config`.
+            every_steps: number of steps between saves to memory; only without `config`. Default: 10.
+            config: the keys of a job file's `checkpoint` section, in place of these three arguments.
+            replicated: keys of the state below which tensors and arrays are equal on all ranks ("model", or
+                "model/head/weight"). They are stored once, a part by each rank. Parameters of DDP modules and
+                replicated DTensors need not be named.
 
         Raises:
             ConfigError: an argument or variable is missing or unusable.
@@ -94,15 +94,15 @@ class Checkpointer:
         replicated: Sequence[str] = (),
         deadlines: WorkerDeadlines | None = None,
     ) -> Checkpointer:
-        """The Checkpointer that the job file's `checkpoint` section describes; a launcher of your own sets HOLDFAST_*.
+        """The Checkpointer of the job file's `checkpoint` section. Other launchers can set HOLDFAST_* too.
 
         Args:
             env: the environment.
             replicated: see Checkpointer.
-            deadlines: how long to wait for agents.
+            deadlines: the deadlines for agents.
 
         Raises:
-            ConfigError: not started by a launcher, or there is no such section.
+            ConfigError: the script was not started by a launcher, or there is no such section.
         """
         return cls._around(Engine.from_env(env, replicated=replicated, deadlines=deadlines))
 
@@ -115,84 +115,84 @@ class Checkpointer:
     def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
         """Restores the newest step that can be recovered, or a chosen one, from the nearest tier.
 
-        Tensors and arrays are filled in place, objects get their state back, plain values are replaced in the dicts
-        given. DTensors and tensors that are the same on all ranks may have been saved by any number of ranks in any
-        layout; of everything else, rank r gets what saved rank r gave, or saved rank r modulo the saved world size.
+        Tensors and arrays are filled in place, objects load their state, and plain values are replaced in the given
+        dicts. DTensors and replicated tensors may have been saved by any number of ranks in any layout. Everything else
+        belongs to one rank: rank r loads that of saved rank r, or of r modulo the saved world size.
 
         Args:
-            state: built as it was for save(), with any contents.
-            step: None takes the newest. Any other comes from whichever tier has all of it: the nodes' memory, their
-                disks, the shared directory, the bucket. Newer steps stay: to train on from an older one, save to
-                another namespace, or a restart takes the newest.
-            strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer);
-                only what it has is read. A key that was not saved is an error either way.
+            state: built as for save(), with any contents.
+            step: None: the newest. Another step is loaded from any tier that has all of it: the nodes' memory, their
+                disks, the shared directory, the bucket. Newer steps stay. To continue from an older one, save to
+                another namespace; otherwise a restart loads the newest.
+            strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer).
+                Only these are read. A key that was not saved is always an error.
 
         Returns:
-            The step; None where there is none, and the state is then unchanged.
+            The step; None if there is none. Then the state is unchanged.
 
         Raises:
-            StateError: the state does not match what is stored; names all keys missing on either side.
-            AgentError: the node's agent does not answer in time.
-            CheckpointError: no tier has the step; or bytes turned out damaged everywhere, and the next start restores
-                an older step. What the state holds is then undefined. A StateError that says so as well comes from an
-                object's load_state_dict; any other is raised before a byte has changed.
+            StateError: the state does not match the saved step. The message names all keys missing on either side.
+            AgentError: the node's agent did not reply in time.
+            CheckpointError: no tier has the step; or its bytes are damaged in all places, and the next start restores
+                an older step. In the second case the content of the state is undefined, and so it is after a StateError
+                from an object's load_state_dict. Every other StateError is raised before a byte has changed.
         """
         return self._engine.load(state, step=step, strict=strict)
 
     def read(self, step: int | None = None, *, rank: int | None = None) -> Contents:
-        """What a step holds, without a state to fill: to look into it, or to build objects from it.
+        """Reads a step without a state to fill, to inspect it or to build objects from it.
 
             old = ckpt.read()
-            old.state["epoch"]                    # values, as they were saved; an object is its state
-            old.state["model"]["weight"].read()   # tensors are read when they are asked for; [:8] reads some rows
+            old.state["epoch"]                    # values as saved; an object is a dict of its state
+            old.state["model"]["weight"].read()   # tensors are read on demand; [:8] reads some rows
 
-        Read the tensors before the next save: in memory the step lasts until newer ones take its place.
+        Read the tensors before the next save: the step stays in memory only until newer ones replace it.
 
         Args:
-            step: None takes the newest that can be recovered; any other comes from whichever tier has it, as in load().
-            rank: the saved rank whose plain tensors, arrays and values are taken. Default: this rank, modulo the saved
-                world size. Tensors that lie over several ranks are put together from all of them.
+            step: None: the newest recoverable step; another one comes from any tier that has it, as in load().
+            rank: the saved rank whose plain tensors, arrays and values are returned. Default: this rank, modulo the
+                saved world size. Distributed tensors are combined from all ranks.
 
         Raises:
             CheckpointError: there is no such step.
             ConfigError: there is no such rank.
         """
         if step is None and self.newest_step is None:
-            raise CheckpointError("read: there is no step to read; look at Checkpointer.newest_step before")
+            raise CheckpointError("read: there is no step to read; check Checkpointer.newest_step first")
         saved = self._engine.saved_step(step)
         return contents_of(saved, self._engine.rank % saved.world_size if rank is None else rank)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save this step: by the configured cadence, or because all ranks stop here.
+        """Whether to save this step: a configured cadence is due, or all ranks stop here.
 
-        The first call for a step, of this or of `should_stop`, reports the step to the node's board. Further calls for
-        the same step change nothing.
+        The first call of this or of `should_stop` for a step reports the step to the node's board. Further calls for
+        the same step have no effect.
         """
         return self._engine.should_save(step)
 
     def should_stop(self, step: int) -> bool:
-        """Whether all ranks stop at this step: a resize, a preemption, the time limit. Save before, call this after.
+        """Whether all ranks stop at this step: a resize, a preemption, the time limit. Save before this call.
 
-        Under the launcher the first call removes a SIGTERM handler of the script's own, with a warning.
+        Under the launcher the first call removes the script's own SIGTERM handler and logs a warning.
         """
         return self._engine.should_stop(step)
 
     def save(self, step: int, state: dict[str, Any], *, flush: bool = False) -> None:
-        """Copies the state into memory that outlives this process, and returns; the rest happens in the agent.
+        """Copies the state into memory that outlives this process, and returns. The agent does the rest.
 
-        Tensors on a GPU are copied while training goes on: the next step of any torch optimizer waits for them, on the
-        GPU. For tensors that an optimizer in the state updates this is all that keeps them as they are: change them by
-        other means before the save, or after the next step; otherwise that save fails.
+        Tensors on a GPU are copied while training continues. The next step of any torch optimizer waits for the copy,
+        on the GPU. Nothing else protects tensors that an optimizer in the state updates: change them in other ways only
+        before the save or after that step. Otherwise the save fails.
 
         Args:
-            step: at least 0, and greater than that of the save before.
-            state: see the class. May change as soon as this returns.
-            flush: to every lower tier, whatever their cadence: for the last step of a run, say.
+            step: at least 0, and greater than that of the previous save.
+            state: as described in the class docstring. It may change as soon as this returns.
+            flush: whether to write the step to every lower tier, whatever its cadence, such as the last step of a run.
 
         Raises:
-            StateError: the state holds something that cannot be stored; names it.
-            AgentError: this is the first call of all, and the agent does not answer. Nothing else raises: a save
-                that fails is logged and counted in `failed_saves`.
+            StateError: the state contains something that cannot be stored. The message names it.
+            AgentError: the agent did not reply, and this is the first call of all. No other error is raised: a failed
+                save is logged and counted in `failed_saves`.
         """
         self._engine.save(step, state, flush=flush)
 
@@ -206,7 +206,7 @@ class Checkpointer:
         """A storage_reader for torch.distributed.checkpoint.load.
 
         Args:
-            step: None takes the newest that can be recovered; any other comes from whichever tier has it, as in load().
+            step: None: the newest recoverable step; another one comes from any tier that has it, as in load().
         """
         from ckpt.worker.dcp import DcpReader
 
@@ -214,16 +214,19 @@ class Checkpointer:
 
     @property
     def failed_saves(self) -> int:
-        """Saves that did not come about, or did not reach a tier, since the start."""
+        """The number of saves since the start that were dropped, or did not reach a tier."""
         return self._engine.failed_saves
 
     @property
     def newest_step(self) -> int | None:
-        """The step that load() and dcp_reader() restore; None where there is none."""
+        """The step that load() and dcp_reader() restore; None if there is none."""
         return self._engine.newest_step
 
     def close(self, *, wait: bool = True) -> None:
-        """Waits for saves in flight (unless told not to) and disconnects from the agent. May be called twice."""
+        """Waits for saves in flight, unless `wait` is False, and disconnects from the agent.
+
+        A second call does nothing.
+        """
         self._engine.close(wait=wait)
 
     def __enter__(self) -> Checkpointer:
@@ -232,6 +235,6 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an exception the agent finishes what it has by itself; an agent of our own would end with us.
-        # The other ranks may wait for this one in a collective, so nobody waits for them.
+        # After an exception nothing is waited for, because the other ranks may wait for this one in a collective. The
+        # agents of a job finish their work by themselves; an agent that this process started ends with it.
         self._engine.close(wait=kind is None or self._engine.has_own_agents, together=kind is None)

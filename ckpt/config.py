@@ -1,4 +1,4 @@
-"""What to keep where (the job file's `checkpoint:` section), and who this process is (the environment)."""
+"""The checkpoint configuration (the job file's `checkpoint:` section), and the place of this process (environment)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ABSOLUTE = re.compile(r"/.+")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What is kept where: the `checkpoint:` section of a job file."""
+    """The `checkpoint:` section of a job file."""
 
     namespace: str = field(
         metadata={
@@ -43,11 +43,11 @@ class CheckpointConfig:
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
-        """Validates what a script gives. The launcher validates a job file's section by itself, with the rest of it.
+        """Validates a configuration from a script. The launcher validates job files itself.
 
         Args:
             section: the keys.
-            where: what to call it in errors.
+            where: name of the section in errors.
 
         Raises:
             ConfigError: unknown or missing keys, wrong types or values.
@@ -71,10 +71,10 @@ class CheckpointConfig:
 
     @classmethod
     def from_json(cls, data: Any) -> CheckpointConfig:
-        """The configuration that dataclasses.asdict() has made JSON of. It was validated then, and is not again.
+        """The configuration in the JSON of dataclasses.asdict(). It is not validated again.
 
         Raises:
-            ConfigError: asdict() cannot have made that.
+            ConfigError: it is not the JSON of a configuration.
         """
         try:
             sections = {name: _SECTIONS[name](**data[name]) for name in _SECTIONS if data.get(name) is not None}
@@ -89,12 +89,12 @@ class CheckpointConfig:
 
     @property
     def on_job_end(self) -> tuple[str, ...]:
-        """The tiers that ask for what a job that died has only in memory."""
+        """The tiers to which the epilog writes what a dead job has only in memory."""
         return tuple(name for name, tier in self.lower.items() if getattr(tier, "on_job_end", False))
 
     @property
     def slots(self) -> int:
-        """Slots in each rank's arena: `memory.keep`, and one more for each lower tier, which a flush there may hold."""
+        """The number of slots of a rank: `memory.keep`, plus one for each lower tier, whose flush may hold it."""
         return self.memory.keep + len(self.lower)
 
 
@@ -105,7 +105,7 @@ _SECTIONS: dict[str, Any] = {
 
 
 def _problem(error: Any) -> tuple[str, str]:
-    """The key, and what is wrong with it, of one of pydantic's errors."""
+    """The key of a pydantic error, and the problem."""
     place = [str(part) for part in error["loc"]]
     model = _SECTIONS[place[0]] if len(place) > 1 else CheckpointConfig
     keys: dict[str, Any] = {each.name: each.metadata for each in fields(model)}
@@ -127,27 +127,27 @@ def _broken_rules(config: CheckpointConfig, data: Mapping[str, Any]) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where this process stands: the run, the attempt, the node and its memory directory.
+    """The place of this process: the run, the attempt, the node and its memory directory.
 
-    `generation` counts, for agents, the worlds of an attempt: those above 0 took the place of lost ones.
+    `generation` numbers the agent worlds of an attempt. Each world above 0 has replaced a lost one.
     """
 
     run_id: str
     attempt: int
     node: str
-    nodes: tuple[str, ...]  # that train, in the order of their ranks
+    nodes: tuple[str, ...]  # training nodes, in the order of their ranks
     ranks_per_node: int
     ram_dir: Path
-    holders: tuple[str, ...] = ()  # nodes that do not train: they serve what their memory holds, until they leave
-    domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: nothing is known
-    job: str = ""  # Slurm's number, for messages
+    holders: tuple[str, ...] = ()  # nodes that do not train, but serve the shards in their memory until they leave
+    domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: not known
+    job: str = ""  # Slurm's job id, for messages
     generation: int = 0
-    run_pid: int = 0  # of the process on node rank 0 that the run ends with; 0: there is none
-    ended_command: tuple[str, ...] = ()  # exits with 0 when the run whose id it is given has ended; empty: unknown
+    run_pid: int = 0  # pid of the process on node rank 0 with which the run ends; 0: none
+    ended_command: tuple[str, ...] = ()  # exits with 0 if the run with the given id has ended; empty: unknown
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All nodes with an agent, in the order of node ranks: those that train, then the holders."""
+        """All nodes with an agent, in the order of node ranks: training nodes, then holders."""
         return (*self.nodes, *self.holders)
 
     @property
@@ -161,7 +161,7 @@ class Place:
 
     @property
     def who(self) -> str:
-        """Names the run to people."""
+        """The run's name in messages."""
         return f"job {self.job} (run {self.run_id})" if self.job else f"run {self.run_id}"
 
     @property
@@ -228,7 +228,7 @@ def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
-    """The `checkpoint:` section that the launcher passes in HOLDFAST_CHECKPOINT."""
+    """The `checkpoint:` section from HOLDFAST_CHECKPOINT, which the launcher sets."""
     try:
         section = json.loads(env["HOLDFAST_CHECKPOINT"])
     except KeyError:
@@ -241,14 +241,14 @@ def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
 
 
 def workers_config(given: Mapping[str, Any] | CheckpointConfig, agents: CheckpointConfig) -> CheckpointConfig:
-    """What a worker under a launcher follows: what the agents were started with, and its own `memory.every_steps`.
+    """The configuration of a worker under a launcher: that of the agents, except the worker's own `memory.every_steps`.
 
     Args:
-        given: what the script says; keys that it leaves out are the agents'.
-        agents: what the agents were started with.
+        given: the script's configuration; missing keys are taken from the agents.
+        agents: the agents' configuration.
 
     Raises:
-        ConfigError: the script says something else than the agents do, or what no configuration allows.
+        ConfigError: the script's configuration differs from the agents', or is not valid.
     """
     if not given:
         return agents
@@ -270,7 +270,7 @@ def workers_config(given: Mapping[str, Any] | CheckpointConfig, agents: Checkpoi
 
 
 def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a configuration, with dots."""
+    """The keys of a configuration, joined with dots."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         flat |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -1,4 +1,4 @@
-"""`elastic_event_detected()`: whether all ranks stop at this step, for scripts that hold no Checkpointer."""
+"""`elastic_event_detected()`: whether all ranks stop at this step, for scripts without a Checkpointer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _open: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
-_own: Engine | None = None  # made here, where the script has none
+_own: Engine | None = None  # opened here if the script has none
 
 
 def register(engine: Engine) -> None:
-    """Makes a Checkpointer known until it is closed."""
+    """Registers a Checkpointer until it is closed."""
     _open[next(_numbers)] = engine
 
 
 def forget(engine: Engine) -> None:
-    """Takes a closed Checkpointer from the known ones."""
+    """Removes a closed Checkpointer."""
     for number in [number for number, known in _open.items() if known is engine]:
         del _open[number]
 
@@ -37,32 +37,32 @@ def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
                 save(step)
                 break
 
-    The same decision as `Checkpointer.should_stop`, by the name that HyperPod's scripts use. All ranks get True at
-    the same step, without a collective. Call it once a step, on all ranks, at the same place of the loop. It uses the
-    Checkpointer that the script has open. Where there is none, it opens one as the launcher's environment says.
+    The same decision as `Checkpointer.should_stop`, under the name that HyperPod's scripts use. All ranks get True at
+    the same step, without a collective. Call it once a step, on all ranks, at the same place in the loop. It uses the
+    script's open Checkpointer. If there is none, it opens one from the launcher's environment.
 
     Args:
         env: the environment.
 
     Returns:
-        False where no agent could decide: without the launcher and without a Checkpointer, and in a job without a
+        False if no agent can decide: without the launcher and without a Checkpointer, and in a job without a
         `checkpoint` section.
 
     Raises:
-        AgentError: the node's agent does not answer in time.
+        AgentError: the node's agent did not reply in time.
     """
     found = known() or _open_own(env)
     return found is not None and found.should_stop(None)
 
 
 def known() -> Engine | None:
-    """The open Checkpointer that counts this process's steps; where none does so, the newest."""
+    """The open Checkpointer that counts this process's steps; if none does, the newest."""
     found = [engine for _, engine in sorted(_open.items())]
     return next((one for one in found if one.counts_steps), found[-1] if found else None)
 
 
 def opened() -> Engine | None:
-    """The Checkpointer that `elastic_event_detected` has opened, while it is open."""
+    """The Checkpointer that `elastic_event_detected` has opened, as long as it is open."""
     return next((one for one in _open.values() if one is _own), None)
 
 

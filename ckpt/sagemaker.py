@@ -1,4 +1,4 @@
-"""SageMaker HyperPod's tiered checkpointing, by its names, on Holdfast's engine: a script changes its import.
+"""SageMaker HyperPod's tiered checkpointing with its names, on Holdfast's engine. A script changes only its imports.
 
     from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageWriter, SageMakerTieredStorageReader
     from ckpt.sagemaker import elastic_event_detected
@@ -8,8 +8,8 @@
     if elastic_event_detected(): return     # all ranks stop at this step, which has been saved
     dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
 
-Writer and reader of one process share one connection for each namespace; it is closed when the process ends. Under
-the launcher the job file says what goes where, and `s3_tier_base_path` is not used.
+Writers and readers of one process share one connection for each namespace. It is closed when the process ends. Under
+the launcher the job file configures the tiers, and `s3_tier_base_path` is not used.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = [
     "elastic_event_detected",
 ]
 
-_open: dict[str, tuple[int, Engine]] = {}  # by namespace: the process that made it, and the engine
+_open: dict[str, tuple[int, Engine]] = {}  # by namespace: pid of the process that made the engine, and the engine
 
 
 @dataclass(kw_only=True)
 class SageMakerCheckpointConfig:
-    """HyperPod's field names; may be changed between saves, as its scripts do with `save_to_s3`."""
+    """The configuration with HyperPod's field names. It may be changed between saves, as HyperPod's scripts do."""
 
     namespace: str
     world_size: int
     s3_tier_base_path: str | None = None  # s3://bucket/prefix, or a directory that all nodes see
-    save_to_s3: bool = False  # whether the next save goes there too
+    save_to_s3: bool = False  # whether the next save also goes to s3_tier_base_path
 
     def __post_init__(self) -> None:
         if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
@@ -58,16 +58,16 @@ class SageMakerCheckpointConfig:
 
 
 class SageMakerTieredStorageWriter(DcpWriter):
-    """One for each step, as `storage_writer` of dcp.save or async_save."""
+    """The `storage_writer` of dcp.save and async_save; one for each step."""
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int) -> None:
         super().__init__(_engine(checkpoint_config), step, flush=checkpoint_config.save_to_s3)
 
 
 class SageMakerTieredStorageReader(DcpReader):
-    """As `storage_reader` of dcp.load.
+    """The `storage_reader` of dcp.load.
 
-    `step=None` takes the newest that can be recovered; any other is read from where `save_to_s3` has sent it.
+    `step=None` loads the newest recoverable step. Another step is read from where `save_to_s3` has written it.
     """
 
     def __init__(self, checkpoint_config: SageMakerCheckpointConfig, step: int | None = None) -> None:
@@ -75,7 +75,7 @@ class SageMakerTieredStorageReader(DcpReader):
 
 
 def _engine(config: SageMakerCheckpointConfig) -> Engine:
-    """This process's engine of a namespace."""
+    """This process's engine for a namespace."""
     pid, found = _open.get(config.namespace, (0, None))
     if found is None or pid != os.getpid():
         world_size = os.environ.get("WORLD_SIZE")
@@ -93,7 +93,7 @@ def _opened(config: SageMakerCheckpointConfig) -> Engine:
         return Engine.from_env(os.environ)
     section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
     if (path := config.s3_tier_base_path) is not None:
-        # Steps go there when `save_to_s3` says so, and by no cadence of ours.
+        # `save_to_s3` alone decides which steps go there
         name, where = ("s3", {"url": path}) if path.startswith("s3://") else ("shared", {"path": abspath(path)})
         section[name] = {**where, "every_steps": 1 << 40}
     return Engine.standalone(CheckpointConfig.from_mapping(section, where="SageMakerCheckpointConfig"), env=os.environ)

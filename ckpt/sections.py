@@ -1,8 +1,8 @@
-"""The `checkpoint:` section of a job file, as models: frozen dataclasses whose fields' metadata describe each key.
+"""The `checkpoint:` section of a job file, as models: frozen dataclasses whose field metadata describes each key.
 
-The metadata's words are pydantic's (ge, le, pattern, description) and the reference page's (unit, example, expected,
-derived). `rules` of a section are methods that take it as it stands in the file, and yield (key, problem) for what
-breaks the rule between its keys.
+The metadata keys are those of pydantic (ge, le, pattern, description) and of the reference page (unit, example,
+expected, derived). The `rules` of a section are methods. Each takes the section as in the file, and yields (key,
+problem) for each violation.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-_MAX_GROUP = 32  # nodes: bounds an agent's buffers, a few MiB for each member
+_MAX_GROUP = 32  # nodes; limits an agent's buffers, which are a few MiB for each member
 _TEXT = {"pattern": "^[^\x00-\x1f\x7f]+$", "expected": "a string of printable characters"}
-_EFFECTIVE = {  # the keys that a scheme has
+_EFFECTIVE = {  # the keys that have an effect, by scheme
     "none": ("scheme",),
     "partner": ("scheme", "group_size", "failure_domain", "copies"),
     "xor": ("scheme", "group_size", "failure_domain"),
@@ -42,23 +42,23 @@ class MemorySection:
 
 @dataclass(frozen=True, kw_only=True)
 class RedundancySection:
-    """Redundancy between nodes' memories, in sets of nodes cut across failure domains."""
+    """Redundancy between the memories of nodes, in sets of nodes spread over failure domains."""
 
     scheme: Literal["none", "partner", "xor", "rs"] = _key(
-        "Nothing, copies on other nodes, XOR parity, or Reed-Solomon parity.", default="partner", example="rs"
+        "No redundancy, copies on other nodes, XOR parity, or Reed-Solomon parity.", default="partner", example="rs"
     )
     group_size: int = _key(
-        "Nodes of a set, about.", default=8, ge=2, le=_MAX_GROUP, expected=f"2 to {_MAX_GROUP} nodes", unit="nodes",
+        "Nodes in a set, roughly.", default=8, ge=2, le=_MAX_GROUP, expected=f"2 to {_MAX_GROUP} nodes", unit="nodes",
         example=4,
     )  # fmt: skip
     copies: int = _key(
         "Copies of each shard on other nodes; for `scheme: partner`.", default=1, ge=1, unit="copies", example=2
     )
     parity: int = _key(
-        "Nodes of a set that may be lost at once; for `scheme: rs`.", default=2, ge=1, unit="nodes", example=3
+        "Number of nodes of a set that may be lost at once; for `scheme: rs`.", default=2, ge=1, unit="nodes", example=3
     )
     failure_domain: Literal["node", "switch"] = _key(
-        "What a set is cut across: no two of its nodes share one, where the job's nodes allow it.",
+        "Failure domain: no two nodes of a set share one, if the job's nodes allow it.",
         default="node",
         example="switch",
     )
@@ -78,27 +78,27 @@ class RedundancySection:
 
 @dataclass(frozen=True, kw_only=True)
 class TierSection:
-    """A place below memory: which committed saves go there, and how many stay."""
+    """A tier below memory: the committed saves that go there, and the number to keep."""
 
     every_steps: int = _key(
         "The first committed save after this number of steps goes there.", default=500, ge=1, unit="steps", example=100
     )
     every_s: int | None = _key(
-        "Also the first save after this time since the last one that went there.", default=None, ge=1, unit="s",
+        "Also the first save after this time since the last save that went there.", default=None, ge=1, unit="s",
         example=600,
     )  # fmt: skip
-    keep: int = _key("Saves that stay there.", default=3, ge=1, unit="saves", example=5)
+    keep: int = _key("Number of saves to keep.", default=3, ge=1, unit="saves", example=5)
     rate_limit_bytes_s: int | None = _key(
-        "Limit of what each node writes there.", default=None, ge=1, unit="bytes/s", example=1000000000
+        "Write rate limit of each node.", default=None, ge=1, unit="bytes/s", example=1000000000
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NvmeSection(TierSection):
-    """Checkpoints on a disk of each node's own."""
+    """Checkpoints on each node's own disk."""
 
     path: str = _key(
-        "A directory on every node.",
+        "A directory on every node's own disk.",
         pattern="^/[^\x00-\x1f\x7f]+$",
         expected="an absolute path, the same on all nodes; a bucket goes under s3, as its url",
         example="/local/holdfast",
@@ -106,16 +106,18 @@ class NvmeSection(TierSection):
     every_steps: int = _key(
         "The first committed save after this number of steps goes there.", default=50, ge=1, unit="steps", example=100
     )
-    keep: int = _key("Saves that stay there.", default=2, ge=1, unit="saves", example=3)
+    keep: int = _key("Number of saves to keep.", default=2, ge=1, unit="saves", example=3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSection(TierSection):
     """Checkpoints in a directory that all nodes see (Lustre, NFS)."""
 
-    path: str = _key("The directory; a relative path counts from the job file's folder.", **_TEXT, example="/fsx/ckpt")
+    path: str = _key(
+        "The directory; a relative path is relative to the job file's folder.", **_TEXT, example="/fsx/ckpt"
+    )
     stripe_count: int | None = _key(
-        "Storage targets of a node's file, on Lustre; -1 is all of them.",
+        "Number of Lustre storage targets for a node's file; -1: all.",
         default=None,
         ge=-1,
         expected="a whole number of at least 1, or -1 for all",
@@ -123,7 +125,7 @@ class SharedSection(TierSection):
         example=8,
     )
     on_job_end: bool = _key(
-        "Whether Slurm's epilog brings there what a job that died has only in memory.", default=False, example=True
+        "Whether Slurm's epilog writes a dead job's newest step from memory to this tier.", default=False, example=True
     )
 
     def _has_targets(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -153,14 +155,16 @@ class S3Section(TierSection):
     endpoint_url: str | None = _key(
         "URL of a server that is not AWS.", default=None, **_TEXT, example="https://s3:9000"
     )
-    region: str | None = _key("The bucket's region; without it, boto3's.", default=None, **_TEXT, example="us-east-1")
+    region: str | None = _key(
+        "The bucket's region; by default that of boto3.", default=None, **_TEXT, example="us-east-1"
+    )
     path_style: bool | None = _key(
-        "Whether the bucket stands in the path of a URL, not in its host; without it, as boto3 chooses.",
+        "Whether the bucket is in the path of URLs, not in the host name; by default boto3 decides.",
         default=None,
         example=True,
     )
     sse: str | None = _key("Encryption at the server.", default=None, **_TEXT, example="aws:kms")
     sse_kms_key_id: str | None = _key("The key of that encryption.", default=None, **_TEXT, example="alias/training")
     on_job_end: bool = _key(
-        "Whether Slurm's epilog brings there what a job that died has only in memory.", default=False, example=True
+        "Whether Slurm's epilog writes a dead job's newest step from memory to this tier.", default=False, example=True
     )

@@ -1,4 +1,4 @@
-"""Waiting for something until a deadline, and no longer than one is wanted."""
+"""Waits with a deadline."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 
 async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
-    """What the work returns or raises.
+    """Returns or raises the result of `work`, within a deadline.
 
-    In place of asyncio.wait_for, which before Python 3.12 forgets a cancellation that comes in the instant when the
-    work ends (https://github.com/python/cpython/issues/86296): an agent that is told to end would then go on, and wait
-    for answers that nobody gives any more.
+    It replaces asyncio.wait_for. Before Python 3.12, wait_for loses a cancellation that arrives at the moment when the
+    work ends (https://github.com/python/cpython/issues/86296). A cancelled agent would then continue, and wait for
+    replies that never come.
 
     Args:
-        timeout_s: None waits for as long as it takes.
-        work: what is waited for.
+        timeout_s: the deadline in seconds; None: no deadline.
+        work: the awaited work.
 
     Raises:
-        asyncio.TimeoutError: it has not ended within `timeout_s`, and is cancelled.
+        asyncio.TimeoutError: the work has not ended within `timeout_s`, and is cancelled.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(_see)
@@ -37,6 +37,6 @@ async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
 
 
 def _see(task: asyncio.Future[Any]) -> None:
-    """Whoever waited may be gone: what the work raised is then nobody's."""
+    """Marks the work's exception as retrieved, because nobody may await it any more."""
     if not task.cancelled():
         task.exception()

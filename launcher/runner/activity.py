@@ -1,4 +1,4 @@
-"""Whether a node's workers do anything that can be seen from outside: they write output, or use CPU time."""
+"""Detects whether a node's workers do anything: write output, or use CPU time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from launcher.processes import cpu_ticks
 
-# What threads that only wait still use (NCCL's watchdog, a heartbeat): well below; a worker that computes: far above.
+# Threads that only wait (NCCL's watchdog, a heartbeat) use much less; a worker that computes uses much more.
 BUSY_SHARE = 0.05
 _SAMPLE_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
-    """Counts the looks at which the workers had done something since the look before.
+    """Counts the looks at which the workers have done something since the previous look.
 
     Args:
-        ticks: CPU time used by a process, in clock ticks; None when it has ended.
+        ticks: CPU time used by a process, in clock ticks; None if it has ended.
         clock: monotonic time in seconds.
 
     Attributes:
@@ -41,7 +41,7 @@ class Activity:
         self.has_ended = False
 
     def follow(self, pids: Iterable[int], logs: Iterable[Path]) -> None:
-        """Begins anew with the workers of an attempt."""
+        """Starts again with the workers of an attempt."""
         self._logs = tuple(logs)
         self._used = {pid: self._ticks(pid) or 0 for pid in pids}
         self._log_bytes = 0
@@ -50,7 +50,7 @@ class Activity:
         self.has_ended = False
 
     def look(self) -> int:
-        """Looks, at most once a second; returns the count. It blocks while the logs' file system hangs."""
+        """Looks at most once a second and returns the count. Blocks while the logs' file system hangs."""
         elapsed_s = self._clock() - self._looked_s
         if elapsed_s < _SAMPLE_S:
             return self.count
@@ -60,7 +60,7 @@ class Activity:
         used = used_before | {pid: count for pid, count in ticks.items() if count is not None}
         busiest = max((used[pid] - before for pid, before in used_before.items()), default=0)
         log_bytes = self._written()
-        if self._used is not used_before:  # another attempt has begun meanwhile
+        if self._used is not used_before:  # meanwhile another attempt has begun
             return self.count
         self.has_ended = None in ticks.values()
         self.count += busiest > BUSY_SHARE * _TICKS_PER_S * elapsed_s or log_bytes != self._log_bytes

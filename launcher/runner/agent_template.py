@@ -1,4 +1,4 @@
-"""The runner's handle on its node's template, from which checkpoint agents are forked (ckpt.agent.process.template)."""
+"""Controls the node's template, from which checkpoint agents are forked (ckpt.agent.process.template)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class AgentTemplate:
-    """Keeps a template for as long as run() does. Without one agents start all the same, and take longer.
+    """Keeps a template running as long as run() runs. Without a template agents start too, but more slowly.
 
     Args:
         ram_dir: the node's memory directory.
@@ -29,7 +29,7 @@ class AgentTemplate:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Starts another template in place of one that ends, the sooner the longer that one lived."""
+        """Replaces a template that ends. The longer it ran, the sooner."""
         pause_s = _FIRST_PAUSE_S
         environment = os.environ | {"HOLDFAST_RAM_DIR": str(self._ram_dir)} | RESERVE
         while True:
@@ -47,7 +47,7 @@ class AgentTemplate:
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
-        """Ends the template. Call it after run() was cancelled."""
+        """Ends the template. Call it after cancelling run()."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -1,4 +1,4 @@
-"""What a node has of the attempt that runs: its workers, the watch over its ckpt agent, and their end."""
+"""The node's part of the running attempt: its workers, the connection to its ckpt agent, and their end."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _RENDEZVOUS_TIMEOUT_S = 120
 
 
 class NodeAttempt:
-    """One attempt after another. Call order: run() as a task; start and end for each; close.
+    """Runs one attempt after another. Call order: run() as a task; start and end for each attempt; close.
 
     Args:
-        config: the runner's.
+        config: the runner's configuration.
         send: sends a message to the supervisor.
         beat: called when a heartbeat has something new.
 
     Attributes:
-        number: of the attempt that runs here; None where none does.
-        final_step: the newest step of the one that ended last; None before the first word of it.
+        number: number of the running attempt; None if there is none.
+        final_step: the newest step of the last ended attempt; None if no step is known.
     """
 
     def __init__(self, config: RunnerConfig, send: Callable[[Message], None], beat: Callable[[], None]) -> None:
@@ -61,16 +61,16 @@ class NodeAttempt:
         self._port = free_port()
         self._pids: dict[int, int] = {}  # of the workers, by rank
         self._network: NetworkWatch | None = None
-        self._nccl_logs: str | None = None  # the pattern of their names
+        self._nccl_logs: str | None = None  # pattern of their file names
         self._activity = Activity()
         self._handler_told = False
-        self._terminated = False  # whether the workers have had a SIGTERM
-        self._is_stopped = False  # whether they were asked to stop
+        self._terminated = False  # whether the workers have received a SIGTERM
+        self._is_stopped = False  # whether the workers were asked to stop
         self.number: int | None = None
         self.final_step: int | None = None
 
     async def run(self, spec: JobSpec | None) -> None:
-        """Keeps a warm process for the workers to come, and one for the agents; without a job it loads torch alone."""
+        """Keeps a warm process for workers and a template for agents. Without a job it only loads torch."""
         workers = self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
         if spec is None or spec.checkpoint is None:
             await workers
@@ -78,7 +78,7 @@ class NodeAttempt:
             await asyncio.gather(workers, self._template.run())
 
     def start(self, spec: JobSpec, message: Message) -> None:
-        """Begins an attempt, as the supervisor's `start` says. The one before must have ended."""
+        """Begins an attempt, given the supervisor's `start`. The previous attempt must have ended."""
         self._spec = spec
         self.number = attempt = message["attempt"]
         self._handler_told = self._terminated = self._is_stopped = False
@@ -115,18 +115,18 @@ class NodeAttempt:
         self._port = free_port()
 
     def state(self) -> Message:
-        """What the supervisor has to know before it starts another."""
+        """The state that the supervisor needs before it starts another attempt."""
         return {"warm": self._workers.warm, "port": self._port}
 
     def progress(self) -> Message:
-        """How far the workers are."""
+        """The progress of the workers, for a heartbeat."""
         step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
         activity = self._activity
         return {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
 
     async def look(self) -> None:
-        """Reads the workers' logs, in a thread: their file system may hang. Reports once if NCCL does not use the
-        node's fabric."""
+        """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use
+        the node's fabric."""
         await asyncio.to_thread(self._activity.look)
         network = self._network
         problem = await asyncio.to_thread(network.look) if network is not None else None
@@ -136,15 +136,15 @@ class NodeAttempt:
             self._send({"op": "network", "attempt": self.number, "problem": problem, "required": required})
 
     def look_after_agent(self) -> None:
-        """Finds out whether the agent does anything; as often as Watch.look_after_agent wants it."""
+        """Checks whether the agent responds. Called as often as Watch.look_after_agent requires."""
         if self._watch is not None:
             self._watch.look_after_agent()
 
     def stop(self, *, terminated: bool) -> None:
-        """Asks all ranks to stop at one step boundary. Without an agent each rank stops by its own SIGTERM handler.
+        """Makes all ranks stop at one step boundary. Without an agent each rank stops by its own SIGTERM handler.
 
         Args:
-            terminated: whether Slurm has sent a SIGTERM to the workers as well.
+            terminated: whether Slurm has also sent a SIGTERM to the workers.
         """
         self._is_stopped = True
         self.look_at_handlers()
@@ -158,7 +158,10 @@ class NodeAttempt:
             self._send({"op": "stopping", "attempt": self.number, "handled": bool(handling)})
 
     def look_at_handlers(self) -> None:
-        """Tells once if rank 0 handles SIGTERM itself, and so may not stop where all do. All have the same script."""
+        """Reports once if rank 0 has its own SIGTERM handler, so that ranks may stop at different steps.
+
+        All ranks run one script.
+        """
         pid = self._pids.get(0)
         if pid is not None and self._watch is not None and not self._handler_told and handles(pid, signal.SIGTERM):
             self._handler_told = True
@@ -169,25 +172,25 @@ class NodeAttempt:
             self._send({"op": "problem", "attempt": self.number, "what": what})
 
     def release_agent(self) -> None:
-        """Training is over: the agent may finish its work and end."""
+        """Training is over, so the agent may finish its work and exit."""
         if self._watch is not None:
             self._watch.release_agent()
 
     def renew_agent(self, generation: int) -> None:
-        """Has the node's agent make way for another, which is coming up."""
+        """Ends the node's agent, because another one is being started."""
         if self._watch is not None:
             if self._rejoining is not None:
                 self._rejoining.cancel()
             self._rejoining = asyncio.create_task(self._make_way(self._watch, generation))
 
     async def dump(self, attempt: int) -> None:
-        """Writes where each worker is, and reports it."""
+        """Writes and reports the position of each worker."""
         boundaries = self._watch.boundaries() if self._watch is not None else {}
         workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
         self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
 
     async def kill(self, attempt: int) -> None:
-        """Ends an attempt, if it runs here, and reports that nothing of it is left."""
+        """Ends an attempt, if it runs here, and reports that no process of it is left."""
         is_current = attempt == self.number
         left = await self.end() if is_current else []
         step = self.final_step if is_current else None
@@ -197,10 +200,10 @@ class NodeAttempt:
         """Ends the attempt's workers and the node's ckpt agents.
 
         Args:
-            next_attempt, generation: agents that are coming up for this stay.
+            next_attempt, generation: agents of this attempt and generation are kept.
 
         Returns:
-            Pids that the kernel would not let go.
+            Pids of processes that could not be killed.
         """
         self.number = None
         self._pids = {}
@@ -222,7 +225,7 @@ class NodeAttempt:
         return workers + agents
 
     async def close(self) -> None:
-        """Ends everything, the warm process and the agents' template too."""
+        """Ends all processes, including the warm process and the agents' template."""
         await self.end()
         await self._workers.close(KILL_TIMEOUT_S)
         await self._template.close()
@@ -252,7 +255,7 @@ class NodeAttempt:
         await watch.rejoin(generation)
 
     def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:
-        """The node's ckpt agents, but for those of one generation of one attempt and those of later starts of the
+        """The node's ckpt agents, except those of one generation of one attempt, and those of later starts of the
         job."""
         spared = (str(spared_attempt), str(spared_generation))
         found = []
@@ -260,7 +263,7 @@ class NodeAttempt:
             pid = int(file.stem.partition("-")[2])
             environment = environment_of(pid)
             if environment.get("HOLDFAST_RUN_ID") != self._config.run_id or environment.get("HOLDFAST_ROLE") != "agent":
-                file.unlink(missing_ok=True)  # it has ended
+                file.unlink(missing_ok=True)  # the process has ended
             elif int(environment.get("HOLDFAST_RESTART_COUNT", "0")) > self._config.restart_count:
                 continue
             elif (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared:

@@ -1,4 +1,4 @@
-"""What a runner needs to know, read once from its environment."""
+"""The runner's configuration, read once from its environment."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from launcher.env import failure_domains
 from launcher.errors import UsageError
 from launcher.runner.memory import memory_of
 
-ALLOCATION = "HOLDFAST_ALLOCATION"  # only in boosters: their own allocation
+ALLOCATION = "HOLDFAST_ALLOCATION"  # the booster's own allocation; only set in boosters
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig:
-    """What a runner needs to know.
+    """The runner's configuration.
 
     Attributes:
         run_id: the run.
         node: this node's name.
-        ram_dir: its memory directory.
+        ram_dir: the node's memory directory.
         job_dir: the job's folder.
         host, port: the supervisor's address.
-        parent_pid: end with this process, our parent; None where Slurm's step ends us.
-        restart_count: how often the job had been requeued when this runner was started.
+        parent_pid: the parent process, with which the runner ends; None if Slurm's step ends the runner.
+        restart_count: number of the job's requeues when this runner was started.
         allocation: the Slurm job that the node belongs to; "local" on the local cluster.
-        is_booster: whether that is a further allocation of the run, not the one that it started with.
+        is_booster: whether that is a booster's allocation.
     """
 
     run_id: str
@@ -43,7 +43,10 @@ class RunnerConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> RunnerConfig:
-        """Reads what the cluster set for this runner (a step task of Slurm knows its node from Slurm)."""
+        """Reads the variables that the cluster has set for this runner.
+
+        In a Slurm step, Slurm gives the node's name.
+        """
         if "HOLDFAST_SUPERVISOR" not in env:
             raise UsageError(
                 "HOLDFAST_SUPERVISOR is not set: runners are started by a job's supervisor, see `holdfast run`"

@@ -1,4 +1,4 @@
-"""The end of what a worker writes to stderr, in memory that it shares with its elastic agent: it survives any exit."""
+"""The end of a worker's stderr, in memory shared with its elastic agent, so that it survives any exit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _LINES = 8
 
 
 class LastWords:
-    """Made before the fork; the worker writes, its parent reads."""
+    """Created before the fork. The worker writes, its parent reads."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _BYTES)
 
     def write(self, data: bytes) -> None:
-        """Takes what the worker has written."""
+        """Adds data that the worker has written."""
         self._memory[:] = (self._memory[:] + data)[-_BYTES:]
 
     def read(self) -> str | None:
-        """The last lines that are not empty; None if nothing was written. Of a progress bar, its last state."""
+        """The last lines that are not empty; None if nothing was written. Of a progress bar, only its last state."""
         lines = self._memory[:].lstrip(b"\0").decode(errors="replace").split("\n")
         shown = [line.rstrip().rpartition("\r")[2] for line in lines]
         return "\n".join([line for line in shown if line.strip()][-_LINES:]) or None

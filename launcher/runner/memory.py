@@ -1,4 +1,4 @@
-"""The node's memory directory: on tmpfs, of this user alone, one per run."""
+"""The node's memory directory: on tmpfs, private to this user, one per run."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ class MemoryDirError(LauncherError):
 
 
 def memory_dir(run_id: str, node: str | None = None) -> Path:
-    """Where a run keeps state in a node's memory.
+    """The directory for a run's state in a node's memory.
 
     Args:
         run_id: the run.
-        node: names the node where several share a machine (the local cluster).
+        node: the node's name, if several nodes share a machine (the local cluster).
     """
     path = MEMORY_ROOT / f"holdfast-{os.getuid()}" / run_id
     return path / node if node else path
 
 
 def memory_of(run_id: str, booster: str | None = None) -> Path:
-    """Where a run keeps state in the memory of a node that belongs to a Slurm job.
+    """The directory for a run's state in the memory of a Slurm job's node.
 
-    It bears the name of the node's own job, whose hooks make it and free it, and whose end tells later jobs of this
-    user that it may go. The run goes on when a booster has ended.
+    It has the name of the node's own job, because that job's hooks make and free it, and that job's end shows later
+    jobs of this user that it may be removed. A booster may end long before the run.
 
     Args:
-        run_id: the run, named after the job that it started with.
-        booster: the number of the node's job, where that is another.
+        run_id: the run, which is named after its first job.
+        booster: the id of the node's job, if it is a booster's.
     """
     return memory_dir(run_id if booster is None else f"{run_id.rpartition('-')[0]}-{booster}")
 
 
 def make_memory_dir(path: Path) -> None:
-    """Makes the directory, 0700 at every level below the root; one that exists must be ours.
+    """Makes the directory with mode 0700 at every level below the root. Existing levels must belong to this user.
 
     Raises:
-        MemoryDirError: a level is a symbolic link, no directory, or another user's; or it cannot be made.
+        MemoryDirError: a level is a symbolic link, not a directory, or belongs to another user; or it cannot be made.
     """
     levels = [path, *path.parents]
     for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
@@ -62,14 +62,14 @@ def is_looked_after(path: Path, env: Mapping[str, str]) -> bool:
 
     Args:
         path: the node's memory directory.
-        env: this process's; Slurm's TaskProlog hook tells in it where the job's memory is.
+        env: this process's environment, in which Slurm's TaskProlog hook has set the job's memory directory.
     """
     looked_after = env.get("HOLDFAST_MEMORY_DIR")
     return looked_after is not None and path.is_relative_to(looked_after)
 
 
 def is_left_to_epilog(path: Path, env: Mapping[str, str]) -> bool:
-    """Whether what is there goes to a lower tier after the job's end: the checkpoints ask for it, and hooks see to it.
+    """Whether the epilog writes the directory's shards to a lower tier after the job: configured, and hooks exist.
 
     Args:
         path, env: as for `is_looked_after`.
@@ -78,7 +78,7 @@ def is_left_to_epilog(path: Path, env: Mapping[str, str]) -> bool:
 
 
 def remove_memory_dir(path: Path) -> None:
-    """Removes the directory and the levels above it that this leaves empty, up to the root."""
+    """Removes the directory, and the levels above it that are then empty, up to the root."""
     shutil.rmtree(path, ignore_errors=True)
     for level in path.parents:
         if level == MEMORY_ROOT or MEMORY_ROOT not in level.parents:
@@ -88,7 +88,7 @@ def remove_memory_dir(path: Path) -> None:
 
 
 def hold_memory_dir(path: Path) -> int:
-    """Keeps others from taking the directory for an ended run's, for as long as the descriptor is open; makes it."""
+    """Makes and locks the directory, so that it is not taken for that of an ended run while the descriptor is open."""
     while True:
         make_memory_dir(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -96,28 +96,28 @@ def hold_memory_dir(path: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.lstat()):
                 return descriptor
-        os.close(descriptor)  # it was taken for one before we held it
+        os.close(descriptor)  # it was removed as that of an ended run before it was locked
 
 
 def remove_ended(own: Path, has_ended: Callable[[str], bool]) -> list[str]:
-    """Removes what ended jobs of Slurm have left on this node in this user's memory, where no hooks do.
+    """Removes the memory of this user's ended Slurm jobs on this node, if there are no hooks.
 
-    Slurm may end a job's step before its runner can tidy up, and a job's last start may have no runner here.
+    Slurm may end a job's step before its runner can remove it. A job's last start may have no runner here.
 
     Args:
-        own: our run's directory, which stays.
-        has_ended: whether a run has ended for certain. One whose runner holds its directory lives in any case.
+        own: this run's directory, which stays.
+        has_ended: whether a run has certainly ended. A run whose runner has locked its directory has not.
 
     Returns:
         The runs whose memory was removed.
     """
     removed = []
     for path in sorted(own.parent.glob(_ENDED + "*")):
-        shutil.rmtree(path, ignore_errors=True)  # another runner was killed over it
+        shutil.rmtree(path, ignore_errors=True)  # an earlier runner was killed during this
     for path in sorted(own.parent.glob("slurm-*")):
         if path == own or path.is_symlink() or not has_ended(path.name):
             continue
-        with contextlib.suppress(OSError):  # it is held, or another runner of ours removes it
+        with contextlib.suppress(OSError):  # it is locked, or another runner of this user removes it
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Reads, in an attempt's first seconds, which network NCCL uses in this node's workers."""
+"""Finds out, in an attempt's first seconds, which network NCCL uses in this node's workers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _READ_BYTES = 1 << 20  # INIT and NET of one process are tens of kB
 
 
 def nccl_log_pattern(log_dir: Path, node: str) -> str:
-    """Where the workers of a node write NCCL's log: a file for each, named by its pid."""
+    """The path of NCCL's logs of a node's workers: one file each, named by pid."""
     return str(log_dir / f"nccl-{node}.%p.log")
 
 
 class NetworkWatch:
-    """Looks at the NCCL logs of an attempt's workers until each names the network it uses.
+    """Looks at the NCCL logs of an attempt's workers until each names its network.
 
-    A worker that never says (it uses no NCCL, or its script sets NCCL_DEBUG itself) is looked at to the attempt's end;
-    that costs one stat.
+    A worker whose log never names it (it does not use NCCL, or its script sets NCCL_DEBUG) is checked until the
+    attempt's end. That costs one stat.
 
     Args:
         pids: the workers.
-        pattern: their logs' names, with %p for the pid.
-        expected: what this node's instance type should have.
+        pattern: the names of their logs, with %p for the pid.
+        expected: the expected network of this node's instance type.
     """
 
     def __init__(self, pids: Iterable[int], pattern: str, expected: Expected | None) -> None:
@@ -34,14 +34,14 @@ class NetworkWatch:
         self._expected = expected
 
     def look(self) -> str | None:
-        """Reads what is new; returns what is wrong, once."""
+        """Reads new output. Returns a problem once, else None."""
         for pid, log in list(self._logs.items()):
             text = self._read(pid, log)
             observed = read_nccl_log(text)
             if observed.network is None:
                 continue
             if observed.is_libfabric and observed.provider is None:
-                continue  # that line may follow
+                continue  # the line may still come
             del self._logs[pid]
             problem = wrong(observed, self._expected)
             if problem is not None:
@@ -50,7 +50,7 @@ class NetworkWatch:
         return None
 
     def _read(self, pid: int, log: Path) -> str:
-        """The log, if it has grown since it was read last."""
+        """The log if it has grown since the last read."""
         try:
             size = log.stat().st_size
             if size == self._sizes[pid]:

@@ -1,4 +1,4 @@
-"""A port for the workers' next rendezvous."""
+"""A free port for the workers' next rendezvous."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import random
 import socket
 
-# Below the range from which Linux takes ports for outgoing connections, so nothing takes one by chance before we do.
+# below the range from which Linux chooses ports of outgoing connections, so that none takes it by chance
 PORTS = range(20000, 32000)
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port on which no process listens."""
     for port in random.sample(PORTS, 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))

@@ -1,7 +1,7 @@
-"""Process groups outlive what uses them.
+"""Keeps process groups until the end of the process, because their destructor may deadlock.
 
 `~ProcessGroupGloo` joins threads that may need the GIL. Its last owner can be a DDP model, whose destructor holds the
-GIL: the process then stands still for ever, as DDP scripts do that call `destroy_process_group()` and return.
+GIL. Then the process hangs for ever. This happens in DDP scripts that call `destroy_process_group()` and return.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _kept: set[dist.ProcessGroup] = set()
 
 
 def keep_process_groups() -> None:
-    """From now on, `destroy_process_group` shuts groups down, and leaves their memory to the end of the process."""
+    """From now on, `destroy_process_group` shuts groups down but does not free them."""
     destroy = distributed_c10d.destroy_process_group
 
     @functools.wraps(destroy)

@@ -1,7 +1,7 @@
-"""Torch's static rendezvous, which only the job's hosts reach.
+"""Torch's static rendezvous, reachable only from the job's hosts.
 
-Torch's TCPStore serves whoever connects: each client can list, read and write all keys. So we make the socket on which
-it listens.
+Torch's TCPStore serves every client, and each client can list, read and write all keys. So this module creates the
+socket on which it listens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from launcher.connections.job_socket import bound_socket, keep_out_others
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 4096  # all workers of a large job connect at once; the kernel caps it at net.core.somaxconn
-# Where nothing listens yet, torch's client looks again after half a second, and then ever later.
+_BACKLOG = 4096  # all workers of a large job connect at once; the kernel limits it to net.core.somaxconn
+# If nothing listens yet, torch's client tries again after half a second, and then at longer intervals.
 _LOOKS_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 
 
 class JobRendezvous(StaticTCPRendezvous):
-    """The rendezvous of an attempt's elastic agents; the first node's serves the store, to the workers as well.
+    """The rendezvous of an attempt's elastic agents. The first node's agent serves the store, also to the workers.
 
     Args:
         task: the attempt as given to the warm process.
@@ -52,7 +52,7 @@ class JobRendezvous(StaticTCPRendezvous):
         return super().next_rendezvous()
 
     def _wait_for_the_first(self) -> None:
-        """Until the first node listens. If it does not soon, torch waits for it, and says so."""
+        """Waits until the first node listens. If that takes long, torch waits and reports it."""
         until_s, pause_s = time.monotonic() + _LOOKS_S, _FIRST_PAUSE_S
         while (left_s := until_s - time.monotonic()) > 0:
             try:

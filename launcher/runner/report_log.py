@@ -8,17 +8,20 @@ _KEPT = frozenset(("started", "first_step", "agent_lost", "agent_ended", "ended"
 
 
 class ReportLog:
-    """Keeps one attempt's messages that still mean something; of the agent's, how it restored and its last commits."""
+    """Keeps the messages of one attempt that are still relevant.
+
+    Of the agent's, those of the restore and the last commits.
+    """
 
     def __init__(self) -> None:
         self._messages: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def clear(self) -> None:
-        """A new attempt begins."""
+        """Forgets all messages, at the start of a new attempt."""
         self._messages.clear()
 
     def note(self, message: dict[str, Any]) -> None:
-        """Takes note of a message, whether or not it could be sent."""
+        """Keeps a message, whether or not it could be sent."""
         op = message["op"]
         if op in _KEPT:
             self._messages[(op,)] = message
@@ -26,5 +29,5 @@ class ReportLog:
             self._messages[(op, event["event"], str(event.get("tier")))] = message
 
     def messages(self) -> list[dict[str, Any]]:
-        """In the order in which they were first sent; the end last."""
+        """The messages in the order in which they were first sent, with "ended" last."""
         return sorted(self._messages.values(), key=lambda message: message["op"] == "ended")

@@ -1,10 +1,10 @@
 """The runner of a node: `python -m launcher.runner`.
 
-Connects to the supervisor, says twice a second that it lives, starts and ends what the supervisor asks for. Without a
-supervisor it looks for the next one, or starts it when its turn has come (leadership/succession.py). It ends its
-workers after FENCE_S, so that a node that is cut off cannot go on writing, and hands the job back to Slurm after
-LEAVE_S; already after FENCE_S where Slurm has sent it a SIGTERM: the job is being ended then, and has KillWait left.
-The messages are listed in the package's docstring.
+It connects to the supervisor, sends a heartbeat twice a second, and starts and ends processes as the supervisor
+requests. If the supervisor is lost, it looks for the next one, or starts it when this node is next in the succession
+(leadership/succession.py). Without a supervisor it ends its workers after FENCE_S, so that a node that is cut off does
+not continue to write. After LEAVE_S it requeues the job. If Slurm has sent a SIGTERM it does so after FENCE_S, because
+the job is being ended and only KillWait is left. The package docstring lists the messages.
 """
 
 from __future__ import annotations
@@ -45,39 +45,42 @@ from slurm import Slurm
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = LOOK_S
-SUPERVISOR_SILENCE_S = 5.0  # the connection is dead
+SUPERVISOR_SILENCE_S = 5.0  # then the connection counts as lost
 FENCE_S = 10.0
 LEAVE_S = 120.0
 
 _RECONNECT_S = 0.5
 _LOOK_S = 0.2
-_LONGEST_LOOK_S = 2.0  # what passes between two looks counts as no more: we may have stood still
+_LONGEST_LOOK_S = 2.0  # the process may have stood still, so a longer time between two looks counts as this
 _SECRET_TIMEOUT_S = 5.0
 
 
 class Runner:
-    """The node's side of a run. `run()` returns when the supervisor lets us go or has been gone for LEAVE_S."""
+    """The node's part of a run.
+
+    `run()` returns when the supervisor releases it, or LEAVE_S after the supervisor was lost.
+    """
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
         self._succession = Succession(config.job_dir)
         secret = config.job_dir / "secret"
         self._secret_file = DiskRead(lambda: bytes.fromhex(secret.read_text()), secret)
-        self._secret: bytes | None = None  # read once: a connection may break while the file system hangs
+        self._secret: bytes | None = None  # read once, because the file system may hang when a connection breaks
         self._report_log = ReportLog()
         self._attempt = NodeAttempt(config, self._send, self._beat)
         self._channel: Channel | None = None
         self._spec: JobSpec | None = None
         self._problem: str | None = None  # why this node cannot train
-        self._broken: Message | None = None  # why it cannot start workers: every supervisor has to know
-        self._memory: int | None = None  # our hold on the node's memory directory
+        self._broken: Message | None = None  # why it cannot start workers; every supervisor must receive it
+        self._memory: int | None = None  # the descriptor that locks the node's memory directory
         self._leaving = False
         self._is_terminated = False  # Slurm has sent a SIGTERM
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides what to do
         for unheard in (signal.SIGHUP, *WARNINGS):  # `scancel --signal` sends them to every process
             signal.signal(unheard, signal.SIG_IGN)
         self._preflight()
@@ -89,7 +92,7 @@ class Runner:
         try:
             while not self._leaving:
                 rules = await self._address()
-                if await self._session() or await self._address() != rules:  # one that has just begun gets its time
+                if await self._session() or await self._address() != rules:  # a new supervisor gets the full time
                     heard_s = time.monotonic()
                 if not self._leaving:
                     await self._succession.step_in()
@@ -100,7 +103,7 @@ class Runner:
                 if gone_s > leave_s:
                     log.error("no supervisor at %s:%s for %s s: leaving", *await self._address(), leave_s)
                     if self._config.is_booster:
-                        remove_memory_dir(self._config.ram_dir)  # nobody can read it any more
+                        remove_memory_dir(self._config.ram_dir)  # no process can read it any more
                     elif self._config.parent_pid is None:
                         await self._succession.abandon()
                     return
@@ -113,7 +116,7 @@ class Runner:
             await self._succession.close()
 
     def _preflight(self) -> None:
-        """Finds out whether this node can train; the first message to the supervisor has a problem."""
+        """Checks whether this node can train. The first message to the supervisor reports a problem."""
         try:
             sick = [finding for finding in preflight(MEMORY_ROOT) if finding.status is Status.CRITICAL]
             if sick:
@@ -127,7 +130,7 @@ class Runner:
             log.error("this node cannot train: %s", error)
 
     async def _tidy(self) -> None:
-        """Frees the memory of this user's ended jobs, where no hooks do."""
+        """Frees the memory of this user's ended jobs, if there are no hooks."""
         slurm = Slurm()
 
         def has_ended(run_id: str) -> bool:
@@ -153,7 +156,7 @@ class Runner:
         self._channel = channel
         if self._broken is not None:
             self._send(self._broken)
-        self._report_sigterm()  # before the ends of workers that it has stopped
+        self._report_sigterm()  # before "ended" of workers that it has stopped
         for report in self._report_log.messages():
             self._send(report)
         beat = asyncio.create_task(self._heartbeat())
@@ -177,9 +180,10 @@ class Runner:
         return True
 
     async def _receive(self, channel: Channel) -> Message | None:
-        """The supervisor's next message; None when it has been silent for too long, or another rules meanwhile.
+        """The supervisor's next message; None if it was silent for too long, or if another supervisor leads now.
 
-        One that has been silent may be one that was frozen: it is obeyed again only if nobody has followed it.
+        A supervisor that was silent may have been frozen. Its orders are accepted again only if no other has taken
+        over.
         """
         receiving = asyncio.create_task(channel.receive())
         silent_s = 0.0
@@ -209,7 +213,10 @@ class Runner:
             await asyncio.sleep(_LOOK_S)
 
     async def _connect(self, secret: bytes) -> tuple[Channel, Message] | None:
-        """To the supervisor that rules; None if another comes to rule meanwhile: the old one may never answer."""
+        """Connects to the leading supervisor.
+
+        None if another one takes over meanwhile, because the old one may never answer.
+        """
         host, port = address = await self._address()
         hello = {"op": "hello", "node": self._config.node, "pid": os.getpid(), "problem": self._problem}
         hello |= {"restart_count": self._config.restart_count, "attempt": self._attempt.number} | self._attempt.state()
@@ -258,12 +265,12 @@ class Runner:
             await attempt.end()
             ram_dir, is_booster = self._config.ram_dir, self._config.is_booster
             if message["forget"] and (is_booster or not is_left_to_epilog(ram_dir, os.environ)):
-                remove_memory_dir(ram_dir)  # the run goes on without a booster, and has what it held
+                remove_memory_dir(ram_dir)  # the run continues without the booster, and has its shards
         elif op == "hold":
             await attempt.end(next_attempt=message["attempt"], generation=message["generation"])
             self._report_log.clear()
         elif message.get("attempt") != attempt.number:
-            return  # of one that is over
+            return  # it is about an earlier attempt
         elif op == "stop":
             attempt.stop(terminated=self._is_terminated)
         elif op == "release_agent":
@@ -274,7 +281,7 @@ class Runner:
             self._in_background(attempt.dump(message["attempt"]))
 
     def _on_sigterm(self) -> None:
-        """Slurm is about to end the step (requeue, preemption): all ranks stop at one boundary and save."""
+        """Slurm will end the step (requeue, preemption), so all ranks stop at one boundary and save."""
         self._is_terminated = True
         self._report_sigterm()
         self._attempt.look_at_handlers()
@@ -302,13 +309,16 @@ class Runner:
         task.add_done_callback(self._tasks.discard)
 
     async def _address(self) -> tuple[str, int]:
-        """Of the supervisor that rules; until the first term can be read, the one that started us."""
+        """The address of the leading supervisor.
+
+        Until the first term can be read, that of the one that started this runner.
+        """
         ruling = await self._succession.ruling()
         return (ruling.host, ruling.port) if ruling is not None else (self._config.host, self._config.port)
 
 
 def main() -> int:
-    """Entry point: everything comes from the environment."""
+    """Entry point. All configuration is in the environment."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = RunnerConfig.from_env(os.environ)

@@ -1,4 +1,4 @@
-"""Inside a worker: runs the user's script as `python script.py ARGS` would, from a process that has torch loaded."""
+"""Runs the user's script in a worker, as `python script.py ARGS` would, in a process that has torch loaded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 
 
 def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWords]) -> None:
-    """Runs the script to its end; the exit code of this process is the verdict.
+    """Runs the script to its end; the exit code of this process is the result.
 
     Args:
         task: the attempt as given to the warm process.
-        agent_pid: our parent.
-        last_words: of each of the node's workers; take what it writes to stderr.
+        agent_pid: pid of the parent process.
+        last_words: memory for the end of stderr, for each of the node's workers.
     """
     die_with_parent(agent_pid)
-    # Slurm sends SIGTERM to every process of a step when it requeues the job: the agreed stop ends us, not the signal.
-    # Nothing is left of torch elastic's handlers: a script's own handler may call the one that it finds.
+    # When Slurm requeues the job, it sends SIGTERM to every process of a step. The agreed stop ends the worker, not
+    # the signal. Torch elastic's handlers are removed too, because a script's handler may call the previous one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,7 +46,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     _redirect_output(
         Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log", last_words[int(os.environ["LOCAL_RANK"])]
     )
-    os.environ |= {  # torch elastic restarts nothing itself
+    os.environ |= {  # torch elastic does not restart workers
         "TORCHELASTIC_RESTART_COUNT": str(task["attempt"]),
         "TORCHELASTIC_MAX_RESTARTS": str(task["max_restarts"]),
     }
@@ -61,7 +61,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
             raise
     except (Exception, KeyboardInterrupt) as error:
         print(script_traceback(traceback.format_exc(), script), file=sys.stderr, end="")
-        if isinstance(error, KeyboardInterrupt):  # above us it would pass for a good end
+        if isinstance(error, KeyboardInterrupt):  # above this frame it would pass as a success
             _finish()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
@@ -72,14 +72,14 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
 
 
 def script_traceback(text: str, script: str) -> str:
-    """A traceback without the frames that lead to the script."""
+    """A traceback without the frames above the script."""
     head, frame, rest = text.partition(f'  File "{script}"')
     first_line = head.splitlines()[0] if head else ""
     return f"{first_line}\n{frame}{rest}" if frame else text
 
 
 def _run_as_main(script: str) -> None:
-    """Runs a script as the module __main__, and keeps that: the destructor of a model may never return."""
+    """Runs a script as the module __main__. The module is kept, because the destructor of a model may never return."""
     loader = SourceFileLoader("__main__", script)
     main = ModuleType("__main__")
     main.__dict__.update(__file__=script, __cached__=None, __loader__=loader, __builtins__=builtins)
@@ -88,7 +88,10 @@ def _run_as_main(script: str) -> None:
 
 
 class _Output(io.FileIO):
-    """A log that never fails: what cannot be written (disk full, file system read-only) is lost; training goes on."""
+    """A log that never fails.
+
+    If it cannot be written (disk full, read-only file system), output is lost, and training continues.
+    """
 
     def __init__(self, fd: int, last_words: LastWords | None) -> None:
         super().__init__(fd, "w", closefd=False)
@@ -115,7 +118,7 @@ def _redirect_output(path: Path, last_words: LastWords) -> None:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end; a forked process would skip it."""
+    """The interpreter's shutdown, which a forked process would skip."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, executors' too
     atexit._run_exitfuncs()
     sys.stdout.flush()

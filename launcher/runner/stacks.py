@@ -1,8 +1,9 @@
-"""Stack dumps of a node's workers: where each one is, in `log/attempt-<k>/rank-<r>.stack`.
+"""Stack dumps of a node's workers: the position of each worker, in `log/attempt-<k>/rank-<r>.stack`.
 
-A worker has faulthandler print all its threads on STACK_SIGNAL, into a file in its own memory (memfd): that needs no
-lock, no interpreter and no file system. The runner reads it there. What a handler cannot tell (the process is stopped,
-or in uninterruptible sleep), the kernel does, and py-spy where it is installed (pip install 'holdfast-hpc[debug]').
+On STACK_SIGNAL, faulthandler in the worker prints all threads into a file in the worker's memory (memfd). This needs no
+lock, no interpreter and no file system. The runner reads the file there. If the handler cannot answer, because the
+process is stopped or in uninterruptible sleep, the kernel gives its state, and py-spy its frames if it is installed
+(pip install 'holdfast-hpc[debug]').
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from launcher.processes import handles, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 
-# A real-time signal: NCCL uses USR1, submitit and Slurm's time limit USR2, glibc the first two real-time ones, tools
-# the next few. It is sent only to a process that handles it.
+# A real-time signal. NCCL uses USR1, submitit and Slurm's time limit USR2, glibc the first two real-time signals, tools
+# the next few. It is sent only to processes that handle it.
 STACK_SIGNAL = signal.SIGRTMAX - 2
 ANSWER_S = 2.0
 PY_SPY_S = 5.0
 
 _MEMFD = "holdfast-stack"
 _POLL_S = 0.02
-_SETTLED_S = 0.1  # no more output for so long: the dump is complete
+_SETTLED_S = 0.1  # the dump is complete after this time without output
 _DUMP_BYTES = 1 << 20
 _TOLD_FRAMES = 12
 _FRAME_CHARS = 200
@@ -44,22 +45,22 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULT
 _PY_SPY_FRAME = re.compile(r"^    (\S.*) \((.+):(\d+)\)$", re.MULTILINE)
 _OURS = re.compile(r"/launcher/runner/script\.py:|<frozen runpy>|/runpy\.py:")
 
-_memory: int | None = None  # the worker's; faulthandler keeps no reference
+_memory: int | None = None  # the worker's memfd; faulthandler keeps no reference to it
 
 
 def answer_stack_requests() -> None:
-    """In a worker: prints all threads' stacks on STACK_SIGNAL, and lets the runner's py-spy look inside."""
+    """In a worker: prints all threads' stacks on STACK_SIGNAL, and lets the runner's py-spy trace the process."""
     global _memory
     _memory = os.memfd_create(_MEMFD)
     faulthandler.register(STACK_SIGNAL, file=_memory, all_threads=True, chain=False)
-    # Where Yama allows only descendants to be traced (Ubuntu's default) py-spy, the runner's child, needs this.
+    # Needed if Yama allows only descendants to be traced (Ubuntu's default): py-spy is the runner's child.
     with contextlib.suppress(KeyError, ValueError):
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(os.environ["HOLDFAST_RUNNER_PID"]), 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker to look at: its rank, its process, and the step boundaries it has passed if it tells them."""
+    """A worker to dump: its rank, its pid, and the number of step boundaries it has passed, if it reports them."""
 
     rank: int
     pid: int
@@ -67,7 +68,7 @@ class Worker:
 
 
 async def dump(workers: Iterable[Worker], log_dir: Path) -> list[dict[str, Any]]:
-    """Writes the stack files of some workers, all at once, within ANSWER_S + PY_SPY_S.
+    """Writes the stack files of all given workers, in parallel, within ANSWER_S + PY_SPY_S.
 
     Args:
         workers: those of this node.
@@ -95,20 +96,20 @@ async def _dump(worker: Worker, log_dir: Path) -> dict[str, Any]:
 
 
 def main_thread(text: str) -> list[str]:
-    """The frames of the main thread in a dump by faulthandler or py-spy: "function (file:line)", innermost first."""
+    """The frames of the main thread in a dump of faulthandler or py-spy: "function (file:line)", innermost first."""
     if '"MainThread"' in text:
         block = text.partition('"MainThread"')[2].partition("\nThread ")[0]
         frames = [f"{name} ({file}:{line})" for name, file, line in _PY_SPY_FRAME.findall(block)]
     else:
-        block = re.split(r"(?m)^(?:Current thread|Thread) ", text)[-1]  # the oldest thread comes last
+        block = re.split(r"(?m)^(?:Current thread|Thread) ", text)[-1]  # the main thread is the last
         frames = [f"{name} ({file}:{line})" for file, line, name in _FAULTHANDLER_FRAME.findall(block)]
     ends = next((index for index, frame in enumerate(frames) if _OURS.search(frame)), len(frames))
     return [frame[-_FRAME_CHARS:] for frame in frames[:ends] or frames]
 
 
 async def _ask(pid: int) -> str:
-    """What the worker's handler prints; nothing where it cannot."""
-    if state_of(pid) in ("", "T", "t", "Z") or not handles(pid, STACK_SIGNAL):  # unhandled it would end it
+    """The output of the worker's handler; empty if it cannot answer."""
+    if state_of(pid) in ("", "T", "t", "Z") or not handles(pid, STACK_SIGNAL):  # else the signal would end it
         return ""
     memory = _open_memory(pid)
     if memory is None:
@@ -144,7 +145,7 @@ def _py_spy(pid: int) -> str:
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:
         return ""
-    try:  # nonblocking: it neither stops the process nor waits for it
+    try:  # nonblocking, so py-spy neither stops the process nor waits for it
         return run([program, "dump", "--nonblocking", "--pid", str(pid)], timeout_s=PY_SPY_S, check=False).stdout
     except SlurmError:
         return ""
@@ -157,14 +158,14 @@ def _head(worker: Worker, state: str) -> str:
 
 
 def _kernel_view(pid: int) -> str:
-    """What the kernel says of each thread, as far as we may know."""
+    """The kernel's view of each thread, as far as this user may read it."""
     status = status_of(pid)
     lines = [f"--- kernel: {', '.join(f'{field} {status[field]}' for field in _STATUS if field in status)}"]
     with contextlib.suppress(OSError):
         for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
             task = Path(f"/proc/{pid}/task/{thread}")
             words = [f"thread {thread}"]
-            for name in ("wchan", "syscall", "stack"):  # the last two: root's, or the tracer's, to read
+            for name in ("wchan", "syscall", "stack"):  # only root or a tracer can read the last two
                 with contextlib.suppress(OSError):
                     words.append(f"{name}: {' '.join((task / name).read_text().split())}")
             lines.append("  " + "; ".join(words))

@@ -1,13 +1,13 @@
 """Signals that Slurm sends to every process of the job's steps, and the processes that a script starts.
 
-A rank's own process may handle such a signal, and what it forks (a DataLoader's workers) inherits its handler: only the
-rank is to act on it. Forked processes ignore these signals instead, SIGTERM too: ended in the middle of a requeue, they
-would take the rank along before all ranks have saved. Those that multiprocessing spawns, or has its fork server fork,
-are to do the same, but an exec leaves of a process only what it ignores and blocks: they are told again.
+A rank may handle such a signal, and its forked processes (a DataLoader's workers) inherit the handler. Only the rank
+must act on the signal. So forked processes ignore these signals, including SIGTERM: if they ended during a requeue,
+they would end the rank before all ranks have saved. Processes that multiprocessing spawns, or that its fork server
+forks, must ignore them too. An exec keeps only ignored and blocked signals, so these processes set them again.
 
-But then nothing would end those that are stuck when the rank is done: `multiprocessing` asks its children with a
-SIGTERM, and waits for them without a limit. So does many a script with a program that it has started, and that has
-inherited that SIGTERM is ignored.
+But then processes that are stuck when the rank is done would never end: `multiprocessing` sends SIGTERM to its children
+and waits without a limit. Many scripts do the same with programs that they have started, which inherit that SIGTERM is
+ignored. So this module also replaces these two calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from multiprocessing import util
 from multiprocessing.popen_fork import Popen
 from pathlib import Path
 
-# Of the time limit: without a B:, `--signal=USR1@N` and USR2@N reach every process of the job's steps.
+# for the time limit; without "B:", `--signal=USR1@N` and USR2@N reach every process of the job's steps
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 STEP_SIGNALS = (signal.SIGTERM, *WARNINGS)  # SIGTERM: Slurm requeues, preempts or cancels the job
 
 _masks = threading.local()  # of the thread that forks
 _spawnv_passfds = util.spawnv_passfds
-# Before what a process runs that multiprocessing starts by an exec. A module there may have a name of ours, so this one
-# is loaded by its path, and imports the standard library alone.
+# Run first in processes that multiprocessing starts with an exec. Modules there may have the same names as Holdfast's,
+# so this one is loaded by its path, and imports only the standard library.
 _IN_SPAWNED = f"""\
 import runpy
 try:
@@ -40,16 +40,16 @@ except OSError:
 
 
 def leave_signals_to_the_rank() -> None:
-    """In a worker, once: what it starts is deaf to STEP_SIGNALS, and can be ended all the same."""
+    """Called once in a worker: the processes that it starts ignore STEP_SIGNALS, but can still be ended."""
     os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_ignore)
-    util.register_after_fork(_block_sigterm, lambda block: block())  # in children of multiprocessing alone
+    util.register_after_fork(_block_sigterm, lambda block: block())  # only in children of multiprocessing
     util.spawnv_passfds = _spawn  # type: ignore
     Popen.terminate = _terminate  # type: ignore  # spawned children are of classes below it
     subprocess.Popen.terminate = _terminate_program  # type: ignore
 
 
 def leave_signals_to_the_starter() -> None:
-    """In a process that multiprocessing spawned, and in its fork server: as in one that was forked."""
+    """Called in a process that multiprocessing has spawned, and in its fork server; same effect as in a forked one."""
     for number in STEP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
@@ -57,7 +57,7 @@ def leave_signals_to_the_starter() -> None:
 
 
 def _hold_back() -> None:
-    """One that comes to the forked process before it ignores it would find the rank's handler there."""
+    """Blocks the signals during a fork. Otherwise one could run the rank's handler before the child ignores it."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STEP_SIGNALS)
 
 
@@ -72,16 +72,16 @@ def _ignore() -> None:
 
 
 def _block_sigterm() -> None:
-    """A DataLoader's worker takes SIGTERM again, and ends by one that its rank has not sent. No program that a script
-    starts is to inherit this, as it would over an exec."""
+    """A DataLoader's worker handles SIGTERM again, and ends if it is not from its rank. Programs that a script starts
+    must not inherit this, as they would over an exec."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _spawn(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
-    """In place of the only exec in multiprocessing: what it starts blocks the signals until it can ignore them."""
+    """Replaces the only exec in multiprocessing: the started process blocks the signals until it can ignore them."""
     args = list(args)
     code = args.index("-c") + 1 if "-c" in args else 0
-    if code and "multiprocessing.resource_tracker import" not in args[code]:  # it ignores SIGTERM by itself
+    if code and "multiprocessing.resource_tracker import" not in args[code]:  # it ignores SIGTERM itself
         args[code] = _IN_SPAWNED + args[code]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STEP_SIGNALS)
     try:
@@ -91,7 +91,7 @@ def _spawn(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
 
 
 def _terminate(process: Popen) -> None:
-    """Ends a child that multiprocessing wants ended: by SIGTERM, or, where that does not reach it, for certain."""
+    """Ends a child that multiprocessing wants to end: by SIGTERM, or by SIGKILL if it would ignore that."""
     if _hears_sigterm(process.pid):
         process._send_signal(signal.SIGTERM)  # type: ignore[attr-defined]
     else:
@@ -99,7 +99,7 @@ def _terminate(process: Popen) -> None:
 
 
 def _terminate_program(program: subprocess.Popen[bytes]) -> None:
-    """The same for a program. One that handles SIGTERM ends as its author meant it."""
+    """The same for a program. A program that handles SIGTERM ends in its own way."""
     if _hears_sigterm(program.pid):
         program.send_signal(signal.SIGTERM)
     else:

@@ -1,4 +1,4 @@
-"""What workers and checkpoint agents find in their environment."""
+"""The environment of workers and checkpoint agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.runner.config import RunnerConfig
 
 
 def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes: list[str]) -> dict[str, str]:
-    """What a worker finds in its environment beside torchrun's variables and the job's own."""
+    """The variables of a worker, in addition to torchrun's and the job's own."""
     same = attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes, config.switches)
     environment = dict(spec.env) | same
     return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
@@ -22,7 +22,7 @@ def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes:
 def attempt_environment(
     spec: JobSpec, run_id: str, job_dir: Path, attempt: int, nodes: list[str], switches: Mapping[str, str]
 ) -> dict[str, str]:
-    """The part that is the same on all nodes; ckpt agents get it too."""
+    """The variables that are equal on all nodes. The ckpt agents get them too."""
     environment = {
         "HOLDFAST_RUN_ID": run_id,
         "HOLDFAST_ATTEMPT": str(attempt),

@@ -1,12 +1,12 @@
-"""The warm process: has torch loaded and forks an elastic agent, which forks the workers, within milliseconds.
+"""The warm process: has torch loaded, and forks an elastic agent, which forks the workers, within milliseconds.
 
-It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}, or "unfit" {reason} where torch, or what
-workers need beside it, cannot be loaded, then for each attempt "forked" {session}, "started" {pids} and "ended" {ok,
-failures, reason}. The agent leads a session of its own, so that all that belongs to the attempt can be found and ended
-by that session; each process here dies with its parent.
+It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}; or "unfit" {reason} if torch or other
+modules of workers cannot be loaded; then, for each attempt, "forked" {session}, "started" {pids} and "ended" {ok,
+failures, reason}. The agent leads its own session, so that all processes of the attempt can be found and ended by it.
+Each process here dies with its parent.
 
-Importing torch takes seconds, so it happens once, here. Nothing in this process starts threads or touches a GPU: either
-would be unsafe to fork.
+The import of torch takes seconds, so it happens once, here. This process starts no threads and does not touch a GPU,
+because both would make a fork unsafe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ try:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     from launcher.runner.rendezvous import JobRendezvous
-except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
+except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
     if __name__ == "__main__":
         reason = f"{sys.executable} cannot load torch: {type(error).__name__}: {error}"
         print(json.dumps({"event": "unfit", "reason": reason}), flush=True)
@@ -43,10 +43,11 @@ from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
 
-_EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends what waits in vain
+_EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends a wait that is in vain
 _MONITOR_INTERVAL_S = 0.05
-_TRACEBACK_BYTES = 16_384  # the end of it; the whole is in the worker's log
-# What training scripts load beyond `import torch`, each up to a second: optimizers load dynamo at their first step.
+_TRACEBACK_BYTES = 16_384  # of its end; the worker's log has all of it
+# Modules that training scripts load after `import torch`, up to a second each: optimizers load dynamo at their first
+# step.
 _PRELOAD = (
     "ckpt.checkpointer",
     "torch._dynamo",
@@ -63,8 +64,8 @@ def main() -> None:
     die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
     for ending in ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # the runner blocked them while torch loaded
-    for warning in WARNINGS:  # as in the runner; a script may set a handler of its own
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # the runner blocked them while torch was loaded
+    for warning in WARNINGS:  # as in the runner; a script may set its own handler
         signal.signal(warning, signal.SIG_IGN)
     tasks, reports = os.dup(0), os.dup(1)
     with open(os.devnull) as null:
@@ -83,17 +84,20 @@ def main() -> None:
     keep_process_groups()
     adopt_orphans()
     gc.collect()
-    gc.freeze()  # what is loaded now stays shared with the forks
+    gc.freeze()  # loaded objects stay shared with the forks
     _Warm(tasks, reports).serve()
 
 
 def _preload(folder: str = "", *modules: str) -> str | None:
-    """Loads the job's own modules as its script would; why the warm process cannot go on with them, if so."""
+    """Loads the job's own modules as its script would.
+
+    Returns why the warm process cannot continue with them, or None.
+    """
     sys.path.insert(0, folder)
     for module in modules:
         try:
             _load(module)
-        except Exception as error:  # the script meets it as well, or does without
+        except Exception as error:  # the script fails too, or does without the module
             print(f"preload: {module}: {type(error).__name__}: {error}", file=sys.stderr)
         if torch.cuda.is_initialized():
             return f"preload: {module} uses the GPU when it is imported, which no fork survives; take it out of preload"
@@ -102,7 +106,7 @@ def _preload(folder: str = "", *modules: str) -> str | None:
 
 
 def _load(name: str) -> None:
-    """Imports a module, or a name of one: some packages load their parts only when a script asks for a name."""
+    """Imports a module, or a name in one: some packages load their parts only when a name is used."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -113,7 +117,7 @@ def _load(name: str) -> None:
 
 
 class _Warm:
-    """Forks agents, passes their reports on and reaps what they leave behind, without threads."""
+    """Forks agents, forwards their reports and reaps their orphans, without threads."""
 
     def __init__(self, tasks: int, reports: int) -> None:
         self._tasks, self._reports = tasks, reports
@@ -125,13 +129,13 @@ class _Warm:
         self._report({"event": "warm"})
         pending = b""
         signal.set_wakeup_fd(self._wakes)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a signal without a handler wakes nobody
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler the signal would not wake select
         self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
         self._selector.register(self._tasks, selectors.EVENT_READ, None)
         while True:
             for key, _ in self._selector.select():
                 if self._selector.get_map().get(key.fd) is not key:
-                    continue  # closed by the one before it in this round
+                    continue  # closed by an earlier one in this round
                 if key.data is not None:
                     key.data()
                     continue
@@ -162,7 +166,7 @@ class _Warm:
         self._selector.register(reads, selectors.EVENT_READ, lines.read)
 
     def _reap(self) -> None:
-        """Reaps every child that has ended: agents, and orphans, which may end long after their parents."""
+        """Reaps every ended child: agents and orphans, which may end long after their parents."""
         os.read(self._woken, 4096)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -182,7 +186,7 @@ class _Warm:
 
 
 class _Lines:
-    """Passes on an agent's whole lines; one that is killed may leave half a line."""
+    """Forwards the whole lines of an agent. A killed agent may leave half a line."""
 
     def __init__(self, fd: int, attempt: int, report: Report) -> None:
         self.fd, self.attempt = fd, attempt
@@ -205,22 +209,22 @@ def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
     die_with_parent(warm_pid)
     os.setsid()
     report({"event": "forked", "session": os.getpid()})
-    # Torch elastic turns these signals into an exit that takes the workers along; blocked, they never arrive.
+    # Torch elastic turns these signals into an exit that ends the workers; they are blocked, so they never arrive.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     os.environ.update(task["env"])
     agent = _Agent(task, report)
     reason = None
     try:
         if not agent.run().is_failed():
-            return 0  # it has reported that
-    except Exception as error:  # whatever torch raises in its rendezvous: the supervisor decides what next
+            return 0  # the end was reported
+    except Exception as error:  # any error of torch's rendezvous; the supervisor decides what to do
         reason = f"torch elastic: {type(error).__name__}: {error}"
     report({"event": "ended", "ok": False, "failures": agent.failures, "reason": reason})
     return 0
 
 
 class _Agent(LocalElasticAgent):
-    """Torch elastic's agent for one attempt. A worker's exit code is the verdict on it."""
+    """Torch elastic's agent for one attempt. A worker's exit code is its result."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self.failures: list[dict[str, Any]] = []
@@ -248,7 +252,8 @@ class _Agent(LocalElasticAgent):
         return self._pids
 
     def _exit_barrier(self) -> None:
-        """Reports that this node's workers have ended well; then waits: the first agent holds the store of all."""
+        """Reports that this node's workers have exited with 0; then waits, because the first agent has the store of all
+        nodes."""
         self._report({"event": "ended", "ok": True, "failures": [], "reason": None})
         super()._exit_barrier()
 
@@ -256,9 +261,9 @@ class _Agent(LocalElasticAgent):
         codes = {local_rank: _exit_code(pid) for local_rank, pid in self._pids.items()}
         failed = {local_rank: code for local_rank, code in codes.items() if code}
         if failed and None in codes.values() and self._is_stopping():
-            return RunResult(state=WorkerState.HEALTHY)  # others may still be saving
+            return RunResult(state=WorkerState.HEALTHY)  # other workers may still be saving
         if failed:
-            for pid in self._pids.values():  # at once: torch would ask with SIGTERM first and wait 30 s
+            for pid in self._pids.values():  # at once; torch would send SIGTERM first and wait 30 s
                 os.kill(pid, signal.SIGKILL)
             ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
             self.failures = [self._failure(ranks[local_rank], local_rank, code) for local_rank, code in failed.items()]
@@ -269,7 +274,7 @@ class _Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.HEALTHY)
 
     def _is_stopping(self) -> bool:
-        """Whether the workers end by their own handlers of SIGTERM. One for us stays pending."""
+        """Whether the workers exit by their own SIGTERM handlers. A SIGTERM for this process stays pending."""
         return not self._task["agreed_stop"] and signal.SIGTERM in signal.sigpending()
 
     def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
@@ -280,7 +285,7 @@ class _Agent(LocalElasticAgent):
 
 
 class _ErrorFiles(LogsSpecs):
-    """Where torch elastic's `record` writes the exception that ended a worker: beside the worker's log."""
+    """The files in which torch elastic's `record` writes the exception that ended a worker, beside the worker's log."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         super().__init__()
@@ -300,7 +305,7 @@ class _ErrorFiles(LogsSpecs):
         return LogsDest(nowhere, nowhere, {}, {}, {local_rank: str(path) for local_rank, path in self._paths.items()})
 
     def read(self, local_rank: int) -> tuple[str | None, str | None, float]:
-        """What ended the worker: "Type: message", the script's traceback, and when (s since the epoch)."""
+        """The cause of the worker's end: "Type: message", the script's traceback, and the time (s since the epoch)."""
         path = self._paths[local_rank]
         try:
             message = json.loads(path.read_text())["message"]
@@ -311,7 +316,7 @@ class _ErrorFiles(LogsSpecs):
 
 
 def _exit_code(pid: int) -> int | None:
-    """A child's exit code (-N: signal N), without reaping it: torch will. None while it runs."""
+    """A child's exit code (-N: signal N); None while it runs. The child is not reaped, because torch does that."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None

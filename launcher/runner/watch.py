@@ -1,4 +1,4 @@
-"""One attempt as seen on this node: the events of the ckpt agent, and the steps on the workers' board."""
+"""One attempt, observed on this node: the events of the ckpt agent, and the steps on the workers' board."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from launcher.processes import environment_of, state_of
 log = logging.getLogger(__name__)
 
 AGENT_START_TIMEOUT_S = 60.0
-# Longer than srun takes to say that a node does not answer: twice MessageTimeout, 20 s by default. That names the node;
-# agents that are given up before would be tried on the same nodes again, and the job then be requeued.
+# Longer than srun takes to name a node that does not answer: twice MessageTimeout, 20 s by default. If agents were
+# given up before, the next attempt would have the same nodes, and the job would then be requeued.
 AGENT_RESTART_TIMEOUT_S = 30.0
-_AS_LONG_AGAIN = 10  # times what it took before
+_AS_LONG_AGAIN = 10  # times the previous duration
 LOOK_S = 0.5
-AGENT_STOPPED_S = 3.0  # the kernel says that it is stopped
+AGENT_STOPPED_S = 3.0  # if the kernel says that it is stopped
 AGENT_SILENCE_S = 60.0  # it may be making room for a large shard
 _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
-# Every agent reports these; the supervisor needs them once.
+# every agent reports these; the supervisor needs them once
 _TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed")
 
 Send = Callable[[dict[str, Any]], None]
 
 
 class Patience:
-    """How long a node's agents may take to come up. It outlives the attempts.
+    """The time that a node's agents may take to start. It outlives the attempts.
 
-    Agents may never meet in MPI_Init (`ckpt.agent.rpc.transport` knows a way). Where some have come up before,
-    others are soon tried in their place.
+    Agents may fail to meet in MPI_Init (see `ckpt.agent.rpc.transport`). If agents have started before, new ones
+    replace them sooner.
 
     Attributes:
-        limit_s: how long the next may take.
+        limit_s: the limit for the next agents.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Patience:
         self.limit_s = min(AGENT_START_TIMEOUT_S, max(AGENT_RESTART_TIMEOUT_S, _AS_LONG_AGAIN * took_s))
 
     def missed(self) -> None:
-        """Everything may have become slow."""
+        """Raises the limit, because everything may have become slow."""
         self.limit_s = AGENT_START_TIMEOUT_S
 
 
@@ -63,7 +63,7 @@ class Watch:
         send: takes the messages "monitor", "agent_lost", "agent_ended" and "first_step".
 
     Attributes:
-        generation: of the agents that are followed: above 0 for those that took the place of lost ones.
+        generation: that of the followed agents; above 0 for replacements.
     """
 
     def __init__(self, attempt: int, node_rank: int, ram_dir: Path, send: Send, patience: Patience) -> None:
@@ -74,10 +74,10 @@ class Watch:
         self._send = send
         self._monitor: Monitor | None = None
         self._board: Board | None = None
-        self._restored: int | None = None  # the step from which this attempt went on
+        self._restored: int | None = None  # the step from which this attempt continued
         self._stop_wanted = self._released = False
         self._is_joining = True
-        self._unanswered = 0  # looks since the agent was asked for a sign of life that it has not given
+        self._unanswered = 0  # number of looks since an unanswered request to the agent
         self.generation = 0
 
     async def run(self) -> None:
@@ -86,17 +86,17 @@ class Watch:
             await self._report_first_step()
 
     async def rejoin(self, generation: int) -> None:
-        """Follows the agent that takes the place of the node's own. Cancel it at any time."""
+        """Follows the agent that replaces the node's lost one. Cancel it at any time."""
         self.generation = generation
         await self._join()
 
     async def _join(self) -> bool:
-        """Connects; asks for what was asked for meanwhile. False if the agent did not come up."""
+        """Connects, and sends requests that were made meanwhile. False if the agent did not start."""
         self._is_joining = True
         try:
             self._monitor = await self._connect()
             self._unanswered = 0
-            self._board = self._board or Board.open(self._ram_dir)  # the first agent has cleared it by now
+            self._board = self._board or Board.open(self._ram_dir)  # the first agent has cleared it
             asyncio.get_running_loop().add_reader(self._monitor.fileno(), self._read_monitor)
         except (CheckpointError, OSError) as error:
             self._lose_agent(str(error))
@@ -110,8 +110,9 @@ class Watch:
         return True
 
     def look_after_agent(self) -> None:
-        """Finds out whether an agent that is there still does anything. Call it every LOOK_S: it counts the calls, so
-        that a pause of our own is not taken for the agent's.
+        """Checks whether a connected agent still responds. Call it every LOOK_S.
+
+        It counts calls, so that a pause of this process is not taken for one of the agent.
         """
         monitor = self._monitor
         if monitor is None:
@@ -127,37 +128,37 @@ class Watch:
         self._unanswered += 1
 
     def step(self) -> int | None:
-        """The newest step that a worker of this attempt has finished; None before the first word of it."""
+        """The newest step that a worker of this attempt has finished; None if no step is known."""
         if (board := self._followed()) is None:
             return None
         return max((row.step for row in board.rows() if row.attempt == self.attempt), default=None)
 
     def slowest(self) -> int | None:
-        """The step of the worker furthest behind, of those that have reported one and are to report another."""
+        """The step of the slowest worker, of those that have reported a step and will report another."""
         if (board := self._followed()) is None:
             return None
         rows = (row for row in board.rows() if row.attempt == self.attempt and not row.left)
         return min((row.step for row in rows if state_of(row.pid) not in ("", "Z", "X")), default=None)
 
     def boundaries(self) -> dict[int, int]:
-        """Step boundaries passed in this attempt, by rank, as far as the workers have reported any."""
+        """Number of step boundaries passed in this attempt, by rank, for ranks that report them."""
         rows = board.rows() if (board := self._followed()) is not None else []
         return {row.rank: row.boundary for row in rows if row.attempt == self.attempt}
 
     def stop(self) -> None:
-        """Asks all ranks, through the agent, to stop at one step boundary."""
+        """Makes all ranks stop at one step boundary, through the agent."""
         self._stop_wanted = True
         self._ask(lambda monitor: monitor.stop())
 
     def release_agent(self) -> None:
-        """Training is over: the agent may finish its work and end."""
+        """Training is over, so the agent may finish its work and exit."""
         self._released = True
         if self._monitor is None and not self._is_joining:
             self._send({"op": "agent_ended", "attempt": self.attempt})  # it was lost
         self._ask(lambda monitor: monitor.shutdown())
 
     def leave_agent(self) -> None:
-        """Hears no more of the agent; the board can still be read."""
+        """Stops following the agent. The board can still be read."""
         if self._monitor is not None:
             with contextlib.suppress(OSError, ValueError):
                 asyncio.get_running_loop().remove_reader(self._monitor.fileno())
@@ -187,8 +188,8 @@ class Watch:
             await asyncio.sleep(_CONNECT_POLL_S)
 
     def _is_followed(self, pid: int) -> bool:
-        """Whether this is the agent of our generation, as far as can be seen. One that was killed listens for a moment
-        yet, when it has no environment any more: the kernel frees a process' memory before its files.
+        """Whether this is the agent of the followed generation, as far as can be seen. A killed agent still listens for
+        a moment without an environment, because the kernel frees a process's memory before its files.
         """
         return not pid or environment_of(pid).get("HOLDFAST_GENERATION", "0") == str(self.generation)
 
@@ -218,7 +219,7 @@ class Watch:
             await asyncio.sleep(_BOARD_POLL_S)
 
     def _followed(self) -> Board | None:
-        """The board that the workers write to: the agent makes another where somebody has removed it."""
+        """The board to which the workers write. The agent makes another one after it was removed."""
         if self._board is not None:
             self._board.follow()
         return self._board

@@ -1,4 +1,4 @@
-"""The runner's handle on the warm process and on the workers that come from it."""
+"""Controls the warm process and the workers that it forks."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from launcher.runner.script import ENDING_SIGNALS
 
 log = logging.getLogger(__name__)
 
-_LINE_BYTES = 1 << 24  # a report of many workers' tracebacks at most
+_LINE_BYTES = 1 << 24  # enough for many workers' tracebacks
 
 Report = Callable[[dict[str, Any]], None]
 
 
 class Workers:
-    """Starts the workers of one attempt at a time and ends them for certain.
+    """Starts the workers of one attempt at a time and ends them with certainty.
 
     Call order: run() as a task for as long as the runner lives; then start() and kill() for each attempt.
 
     Args:
         report: called with {"event": "warm"}, {"event": "started", attempt, pids},
             {"event": "ended", attempt, ok, failures, reason} and {"event": "broken", reason, environment}, where
-            `environment` is whether it is the job's Python that is at fault.
+            `environment` is whether the job's Python is the cause.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._warm_process: asyncio.subprocess.Process | None = None
-        self._task: dict[str, Any] | None = None  # the attempt under way
-        self._session: asyncio.Future[int | None] | None = None  # of the attempt's processes; None: never forked
-        self._unfit = ""  # why the warm process cannot be one, by its own word
+        self._task: dict[str, Any] | None = None  # the running attempt
+        self._session: asyncio.Future[int | None] | None = None  # of the attempt's processes; None: not forked
+        self._unfit = ""  # reason of the warm process's "unfit"
         self.warm = False
 
     async def run(self, preload: Sequence[str] = ()) -> None:
-        """Keeps a warm process; returns only when none can be had, after reporting "broken".
+        """Keeps a warm process running. Returns only if that is impossible, after reporting "broken".
 
         Args:
-            preload: the script's folder, and modules to load beside torch.
+            preload: the script's folder, and modules to load in addition to torch.
         """
         while True:
             environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until it ignores them
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until the process ignores them
             try:
                 self._warm_process = process = await asyncio.create_subprocess_exec(
                     *(*PYTHON, "-m", "launcher.runner.warm", *preload),
@@ -76,14 +76,14 @@ class Workers:
                 return
 
     def start(self, task: dict[str, Any]) -> None:
-        """Starts an attempt's workers, as soon as the process is warm. The attempt before must have ended."""
+        """Starts an attempt's workers once the process is warm. The previous attempt must have ended."""
         self._task = task
         self._session = None
         if self.warm:
             self._send()
 
     def terminate(self, pids: Iterable[int]) -> None:
-        """Sends SIGTERM to some of the attempt's workers, and to their elastic agent: it lets each end by itself."""
+        """Sends SIGTERM to some workers of the attempt, and to their elastic agent, which lets each exit by itself."""
         agent = self._session.result() if self._session is not None and self._session.done() else None
         for pid in (*([agent] if agent is not None else []), *pids):
             with contextlib.suppress(ProcessLookupError):
@@ -93,7 +93,7 @@ class Workers:
         """Ends the attempt's workers and all their children.
 
         Returns:
-            Processes that still live after `timeout_s`; none unless the kernel holds them.
+            Processes that are alive after `timeout_s`, because the kernel blocks them.
         """
         self._task = None
         leader = await self._session if self._session is not None else None
@@ -101,7 +101,7 @@ class Workers:
         process = self._warm_process
         if leader is None or process is None:
             return []
-        is_there = process.returncode is None  # it adopts what its workers leave behind
+        is_there = process.returncode is None  # it adopts its workers' orphans
         return await end_all(lambda: descendants(process.pid) if is_there else session_pids(leader), timeout_s)
 
     async def close(self, timeout_s: float) -> None:
@@ -126,7 +126,7 @@ class Workers:
                 if self._session is not None and not self._session.done():
                     self._session.set_result(report["session"])
             elif self._task is None or report["attempt"] != self._task["attempt"]:
-                continue  # of an attempt that was killed
+                continue  # it is about a killed attempt
             elif report["event"] == "ended":
                 self._end(report, report["reason"])
             else:

@@ -66,9 +66,9 @@ class ProgramAgents:
             timeout_s: deadline for the agents to listen.
 
         Raises:
-                ConfigError: the ranks are not distributed evenly in node order, the program spans nodes outside a Slurm
-                    job, or the namespace is in use on a node.
-                AgentError: the agents did not start. The message names the nodes and quotes the end of the log.
+            ConfigError: the ranks are not distributed evenly in node order, the program spans nodes outside a Slurm
+                job, or the namespace is in use on a node.
+            AgentError: the agents did not start. The message names the nodes and quotes the end of the log.
         """
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor: Monitor | None = None
