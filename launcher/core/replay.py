@@ -338,14 +338,14 @@ def _fault(history: History, event: Event) -> History:
     if event["kind"] == "hang":
         hang_step = max(history.hang_step, event.get("step") or 0)
         history = replace(history, hangs=history.hangs + 1, hang_step=hang_step)
-    if event["kind"] in _NOT_THE_JOBS:
-        return history
     attempt = history.attempt
-    if attempt is None or attempt.has_ended:  # no attempt could begin
-        return replace(history, gains=_after_fault(history, event, workers_s=None))
-    if attempt.fault is not None:
+    if attempt is not None and not attempt.has_ended and event.get("attempt") == attempt.number:
+        if attempt.fault is not None:
+            return history
+        return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == PREEMPTED))
+    if event["kind"] in _NOT_THE_JOBS or not (attempt is None or attempt.has_ended):
         return history
-    return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == PREEMPTED))
+    return replace(history, gains=_after_fault(history, event, workers_s=None))  # no attempt could begin
 
 
 def _stop_requested(history: History, event: Event) -> History:
@@ -377,7 +377,7 @@ def _judge(history: History) -> History:
     if attempt is None or attempt.fault is None:
         return history
     gains = history.gains
-    if attempt.fault["kind"] != PREEMPTED:
+    if attempt.fault["kind"] not in (PREEMPTED, *_NOT_THE_JOBS):
         gains = _after_fault(history, attempt.fault, attempt.workers_s)
     return replace(history, gains=gains, attempt=replace(attempt, fault=None, has_ended=True))
 

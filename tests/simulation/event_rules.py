@@ -94,6 +94,8 @@ class EventRules:
         before, is_moved = self._nodes, self._is_moved
         if number != self._number + 1:
             return f"attempt {number} after {self._number}"
+        if self._faults and not self.last_outcome:  # a take-over came before its end
+            self._judge()
         self._number, self._nodes, self._runs, self._is_moved = number, nodes, True, False
         self._once.clear()
         self._faults.clear()
@@ -125,15 +127,19 @@ class EventRules:
         if event["outcome"] == "fault" and not self._faults:
             return f"attempt {event['attempt']} ends by a fault that is not recorded"
         self._runs = False
-        if event["outcome"] == "fault" and self._faults[0] not in ("stop", "preempted"):
-            self._decisive.append(self._faults[0])
-        has_failed = event["outcome"] == "fault" or (event["outcome"] == "resized" and self._faults)
-        if has_failed and self._faults[0] not in _NOT_COUNTED:
-            self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
-            self._newest_before = self._newest
-            self._unbegun = self._unbegun if self._fruitless else 0
+        if event["outcome"] == "fault" or (event["outcome"] == "resized" and self._faults):
+            self._judge()
         self._faults.append(f"outcome {event['outcome']}")
         return None
+
+    def _judge(self) -> None:
+        """Takes account of the first fault of an attempt."""
+        if self._faults[0] in (*_NOT_COUNTED, "stop"):
+            return
+        self._decisive.append(self._faults[0])
+        self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
+        self._newest_before = self._newest
+        self._unbegun = self._unbegun if self._fruitless else 0
 
     def _fault(self, event: dict[str, Any]) -> str | None:
         number = event.get("attempt")

@@ -558,9 +558,10 @@ class Invariants:
             patience_s += SLOW_S
         running = world.boosters.running()
         changed_s = max(self._changed_s, self._scaled_s, *(job.since_s or 0.0 for job in running), 0.0)
-        wanted = driver.state.history.scale or world.setup.sizes[0]
-        if world.clock.now - changed_s < patience_s or len(self._trains) >= wanted:
-            return
+        there = driver.job.base_size + sum(len(job.hosts) for job in running)
+        most = allowed(driver.job, min(driver.state.history.scale or world.setup.sizes[0], there))
+        if world.clock.now - changed_s < patience_s or len(self._trains) >= most:
+            return  # a spare of the base may stand in the place of a booster's node
         for job in running:
             if not job.is_told and not {host.name for host in job.hosts} <= self._trains:
                 raise Violation("every booster is used, or ended", f"{job.id} is idle since {changed_s:.0f} s")

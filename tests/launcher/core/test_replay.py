@@ -212,6 +212,16 @@ def test_the_nodes_that_hold_the_newest_step_are_known() -> None:
         assert history.trained == nodes, event
 
 
+def test_what_ended_an_attempt_is_its_first_fault() -> None:
+    """Workers that a silent scheduler cost their supervisor say nothing of the job."""
+    begun = [{"event": "job_start"}, {"event": "attempt_start", "attempt": 0, "nodes": ["n1", "n2"]}]
+    for kinds, fruitless in ((["scheduler_lost", "process_exit"], 0), (["process_exit", "scheduler_lost"], 1)):
+        faults = [{"event": "fault", "attempt": 0, "kind": kind} for kind in kinds]
+        end = {"event": "attempt_end", "attempt": 0, "outcome": "fault"}
+        history = replay([{"time": 1.0, **event} for event in (*begun, *faults, end)], History())
+        assert history.gains.fruitless == fruitless, kinds
+
+
 def test_a_resumed_attempt_records_no_commit_again() -> None:
     past = [
         event("job_start"),
