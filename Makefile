@@ -122,6 +122,7 @@ lock: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector and nanio, which do not install here"
 	@$(BIN)/holdfast ckpt bench
+	@$(BIN)/python benchmarks/load.py
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/recovery_phases.py --nodes 3 4
 	@$(BIN)/python benchmarks/redundancy.py

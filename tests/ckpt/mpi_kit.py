@@ -55,11 +55,15 @@ class AgentProcesses:
         programs: dict[str, list[str]] | None = None,
         generation: int = 0,
         holders: Sequence[str] = (),
+        has_workers: bool = True,
     ) -> None:
-        """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent."""
+        """`programs`: the command lines of those nodes whose agent is to be another; they name ckpt.agent.
+
+        Without workers others connect as such, with what `environment` gives.
+        """
         self.wait_s = WAIT_S  # for the agents to listen
         self.nodes = [*nodes, *holders]
-        self._training = len(nodes)
+        self._training = len(nodes) if has_workers else 0
         self._programs = programs or {}
         self.ram_dirs = [root / node for node in self.nodes]
         self.attempt = attempt
@@ -116,6 +120,10 @@ class AgentProcesses:
             lambda: all(_is_closed(ram_dir / f"agent-{self.attempt}.sock") for ram_dir in self.ram_dirs),
             "the agents' end",
         )
+
+    def environment(self, ram_dir: Path) -> dict[str, str]:
+        """That of a node's agent, and of its workers but for their ranks."""
+        return {**self._env, "HOLDFAST_NODE": ram_dir.name, "HOLDFAST_RAM_DIR": str(ram_dir)}
 
     def pids(self) -> dict[str, int]:
         """The agents' processes by node."""
