@@ -91,7 +91,7 @@ def worker_ends_early(world: World, fault: Fault, node: Host) -> None:
         return  # nobody is to notice that the others wait
     runner = node.runner
     if runner is not None and runner.works and runner.training is not None and runner.is_awake:
-        ended = WorkersEnded(node=node.name, attempt=runner.training.number, ok=True, step=runner.training.step)
+        ended = WorkersEnded(node=node.name, attempt=runner.training.number, ok=True, step=runner.training.told_step)
         runner.workers_end(ended)
 
 

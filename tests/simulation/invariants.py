@@ -17,6 +17,7 @@ from launcher.core.commands import (
     SetTimer,
     StartWorkers,
 )
+from launcher.core.hang import FLOOR_S
 from launcher.core.inputs import (
     AllocationsSeen,
     AllocationState,
@@ -85,6 +86,43 @@ _HARMLESS = frozenset((
     "workers_hang", "time_warned", "halt", "requeue_refused", "slurm_lies", "slurm_slow", "slurm_silent", "folder_full",
     "agent_dies", "folder_hangs", "slow_kill", "slow_start", "worker_fails", "requeue_by_admin", "preempted",
 ))  # fmt: skip
+# Faults that let every wait end as soon as it can, and those of them that leave all nodes to the job.
+_QUICK = frozenset((
+    "worker_fails", "runner_killed", "node_crashes", "agent_dies", "link_breaks", "preflight_fails", "cancel", "halt",
+    "agents_refused", "fabric_missed", "workers_hang", "workers_pause", "runner_broken", "time_warned", "scale",
+    "booster_preempted", "booster_ends", "booster_killed", "boosters_start", "boosters_wait", "boosters_late",
+    "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin", "preempted", "slurm_cuts",
+    "sbatch_late",
+))  # fmt: skip
+_KEEPS_NODES = frozenset((
+    "worker_fails", "agent_dies", "workers_hang", "workers_pause", "cancel", "halt", "time_warned", "fabric_missed",
+    "agents_refused", "clock_skewed", "worker_ends_early",
+))  # fmt: skip
+_KEEPS_RANKS = frozenset((
+    "workers_hang", "workers_pause", "worker_ends_early", "booster_ends", "node_crashes", "slurmd_dies",
+))  # fmt: skip
+_LONGEST_S: dict[Stage | AttemptPhase, float] = {
+    Stage.ASKING: 1.0,
+    Stage.PROBING: 0.5,
+    Stage.LOOKING: 0.5,
+    Stage.DECIDING: 0.5,
+    Stage.CONFIRMING: 1.0,
+    Stage.CLOSING: 0.5,
+    Stage.REQUEUEING: 1.0,
+    Stage.BACKING_OFF: 60.5,
+    AttemptPhase.RECORDING: 0.5,
+    AttemptPhase.RETURNING: 30.0,
+    AttemptPhase.STARTING: 10.0,
+    AttemptPhase.JUDGING: 12.5,
+    AttemptPhase.FINDING_CAUSE: 0.6,
+    AttemptPhase.EXPLAINING: 1.0,
+    AttemptPhase.SETTLING: 0.5,
+    AttemptPhase.RELEASING: 4.0,
+    AttemptPhase.KILLING: 30.0,  # most nodes may be silent
+    AttemptPhase.LOOKING: 0.5,
+}
+_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {Stage.GATHERING: 10.5, AttemptPhase.KILLING: 1.0}
+STOP_S = 15.0  # until all ranks have stopped at a step boundary
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
 _BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
 # After these nobody may be left to end boosters; then their scripts find that the base job has ended.
@@ -136,6 +174,7 @@ class Invariants:
         "_rules",
         "_scaled_s",
         "_served",
+        "_since_s",
         "_spins",
         "_to_kill",
         "_trains",
@@ -162,6 +201,7 @@ class Invariants:
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
         self._scaled_s = self._changed_s = 0.0  # when another size was asked for, and an attempt began
+        self._since_s: dict[type, float] = {}  # since when the job has been in its stage, its attempt in its phase
         self._trains: frozenset[str] = frozenset()
         self._spins = self._served = 0
         self._unusable: set[str] = set()
@@ -172,6 +212,7 @@ class Invariants:
     def began(self, driver: Driver, todo: Any) -> None:
         world = self._world
         self._history[driver.term] = world.replayed()
+        self._since_s = dict.fromkeys((Stage, AttemptPhase), world.clock.now)
         self._check_records(driver, todo)
         self._check_members(driver)
         goes_on = driver.state.stage is Stage.ATTEMPT and driver.job.has_checkpoint
@@ -219,6 +260,7 @@ class Invariants:
             is_done = before.attempt is not None and before.attempt.outcome == "done"
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
+        self._check_durations(driver, before)
         if type(message) in (Reported, FabricMissed, ScaleAsked):
             self._check_heard(driver, before, message, todo)
         if self._world.setup.boosters:
@@ -231,6 +273,31 @@ class Invariants:
         is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
         if is_unset and not any(type(command) is SetTimer for command in todo):
             raise Violation("no lost timer", "the state's timer differs from the driver's")
+
+    def _check_durations(self, driver: Driver, before: State) -> None:
+        """Nothing waits longer than it must where nothing stands against it."""
+        state, world, now_s = driver.state, self._world, self._world.clock.now
+        of, now = before.attempt, state.attempt
+        ended: list[Stage | AttemptPhase] = []
+        if state.stage is not before.stage:
+            ended.append(before.stage)
+        if now is not None and (of is None or now.phase is not of.phase or now.number != of.number):
+            ended += [of.phase] if of is not None else []
+            self._since_s[AttemptPhase] = self._since_s[AttemptPhase] if of is not None else now_s
+        for each in ended:
+            lasted_s = now_s - self._since_s[type(each)]
+            self._since_s[type(each)] = now_s
+            if world.setup.is_slow or world.kinds - _QUICK:
+                continue
+            if lasted_s > _LONGEST_S.get(each, lasted_s):
+                raise Violation("nothing waits for nothing", f"{each} lasts {lasted_s:.1f} s")
+            if not world.kinds - _KEEPS_NODES and lasted_s > _LONGEST_WITH_ALL_S.get(each, lasted_s):
+                raise Violation("nothing waits for nothing", f"{each} lasts {lasted_s:.1f} s, and all nodes are there")
+            is_stop = each is AttemptPhase.TRAINING and before.requests.stop is not None
+            if is_stop and world.setup.heeds_stop and world.setup.has_checkpoint and not world.kinds & _KEEPS_RANKS:
+                lasted_s = min(lasted_s, driver.now_s - before.requests.stop_s)
+                if lasted_s > STOP_S:
+                    raise Violation("nothing waits for nothing", f"ranks stop after {lasted_s:.1f} s")
 
     def _check_heard(self, driver: Driver, before: State, message: Any, todo: Any) -> None:
         """What is only to be recorded is, and a wish for another size."""
@@ -331,7 +398,14 @@ class Invariants:
         if not self._world.kinds and not self._world.setup.limit_s:
             raise Violation("no fault from nowhere", f"{dict(fault)}")
         training = self._world.trainings.get(fault.get("attempt"))
-        if fault["kind"] == "hang" and training is not None and training.hung is not None:
+        if fault["kind"] != "hang" or training is None:
+            return
+        quiet_s, allowed_s = self._world.clock.now - training.alive_s, self._world.setup.hang_timeout_s or FLOOR_S
+        if quiet_s < allowed_s:
+            raise Violation(
+                "no hang while steps are made", f"{quiet_s:.0f} s without a step, {allowed_s:.0f} are allowed"
+            )
+        if training.hung is not None:
             is_clear = len(training.nodes) > 1 and not self._world.is_dump_silent
             if is_clear and self._world.kinds <= _HARMLESS and fault.get("node") != training.hung:
                 raise Violation("a hang names its node", f"{training.hung} hangs, {fault.get('node')} is named")
@@ -492,7 +566,8 @@ class Invariants:
         self._ended.add(driver.term)
         total = self._world.setup.chunks * CHUNK_STEPS
         is_early = "worker_ends_early" in self._world.kinds
-        if command.outcome == "done" and command.step != total and not is_early:
+        is_told = self._world.setup.has_checkpoint
+        if command.outcome == "done" and is_told and command.step != total and not is_early:
             raise Violation("a true outcome", f"done at step {command.step} of {total}")
         cancel_s = self._cancel_s.get(driver.term)
         world = self._world

@@ -17,6 +17,7 @@ from launcher.core.inputs import (
     NodeWarm,
     Restored,
     StacksTaken,
+    StopHandled,
     Terminated,
     WorkersEnded,
     WorkersKilled,
@@ -343,6 +344,18 @@ class Runner:
     def _stop(self) -> None:
         if self.attempt is not None:
             self.world.stop_training(self.attempt)
+        training = self.training
+        if training is not None and not training.has_agents and self.works:
+            handles = self.world.setup.heeds_stop
+            self.report(StopHandled(node=self.host.name, attempt=training.number, has_handler=handles))
+            if handles:
+                self.world.clock.after(self.world.delay(0.1, 3.0), self._exit, training)
+
+    def _exit(self, training: Training) -> None:
+        """The workers have handled SIGTERM."""
+        if self.training is training and self.works and self.is_awake:
+            ended = WorkersEnded(node=self.host.name, attempt=training.number, ok=True, is_stopped=True)
+            self.workers_end(ended)
 
     def _kill(self, attempt: int) -> None:
         if attempt != self.attempt:
@@ -362,7 +375,7 @@ class Runner:
             return
         step = None
         if self.attempt == attempt:
-            step = self.training.step if self.training is not None else None
+            step = self.training.told_step if self.training is not None else None
             self._end_work()
         left = (4711,) if self.host.is_unkillable else ()
         self.report(WorkersKilled(node=self.host.name, attempt=attempt, step=step, left=left))
@@ -415,7 +428,7 @@ class Runner:
         failures = () if how == "silent" else (failure,)
         reason = "its torchrun agent failed" if how == "silent" else ""
         ended = WorkersEnded(
-            node=name, attempt=training.number, ok=False, failures=failures, reason=reason, step=training.step
+            node=name, attempt=training.number, ok=False, failures=failures, reason=reason, step=training.told_step
         )
         self.workers_end(ended)
         if how != "secondary":

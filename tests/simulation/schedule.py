@@ -223,6 +223,7 @@ _MOMENTS: dict[str, tuple[str, ...]] = {
     "releasing": ("agent_lingers", "halt"),
     "killing": ("node_crashes", "slow_kill"),
 }
+_REPEATED = ("agent_dies", "worker_fails", "node_freezes", "link_breaks", "runner_killed", "supervisor_killed")
 _LEAD_TO_REQUEUE = ("confirming", "closing", "requeueing")
 _STRIKES = (
     "cancel", "cancel", "halt", "preempted", "requeue_by_admin", "supervisor_killed", "supervisor_freezes",
@@ -244,9 +245,9 @@ def draw(seed: int) -> Schedule:
     rng = random.Random(seed + 11_000_000_003)
     chance = rng.random()
     if chance < 0.1:
-        faults = (*faults, *_draw_burst(rng, faults))
+        setup, faults = replace(setup, chunks=12), (*faults, *_draw_burst(rng, faults))
     elif chance < 0.2:
-        faults = (*faults, _draw_added(rng))
+        faults = (*faults, _draw_added(rng, setup))
     elif chance < 0.35:
         setup, faults = _draw_moment(rng, setup)
     elif chance < 0.45 and setup.boosters:  # long enough to grow and shrink undisturbed
@@ -258,7 +259,13 @@ def draw(seed: int) -> Schedule:
 
 def _draw_burst(rng: random.Random, faults: tuple[Fault, ...]) -> list[Fault]:
     """The same again and again."""
-    first = rng.choice(faults) if faults and rng.random() < 0.5 else _draw_fault(rng)
+    chance = rng.random()
+    if faults and chance < 0.3:
+        first = rng.choice(faults)
+    elif chance < 0.6:
+        first = _draw_fault(rng)
+    else:
+        first = _of_kind(rng, rng.choice(_REPEATED))
     gap_s = rng.choice((0.5, 4.0, 15.0, 40.0))
     found = []
     for index in range(rng.choice((2, 3, 4, 6))):
@@ -267,9 +274,11 @@ def _draw_burst(rng: random.Random, faults: tuple[Fault, ...]) -> list[Fault]:
     return found
 
 
-def _draw_added(rng: random.Random) -> Fault:
-    kind = rng.choices(tuple(_ADDED), tuple(weight for weight, _, _ in _ADDED.values()))[0]
-    return _of_kind(rng, kind)
+def _draw_added(rng: random.Random, setup: Setup) -> Fault:
+    if setup.boosters and rng.random() < 0.6:  # as they are asked for
+        fault = _of_kind(rng, rng.choice(("boosters_late", "sbatch_late")))
+        return replace(fault, at_s=rng.choice((0.0, 1.0, 5.0, 30.0)), lasts_s=rng.choice((12.0, 150.0, 400.0)))
+    return _of_kind(rng, rng.choices(tuple(_ADDED), tuple(weight for weight, _, _ in _ADDED.values()))[0])
 
 
 def _of_kind(rng: random.Random, kind: str) -> Fault:
@@ -285,11 +294,12 @@ def _draw_moment(rng: random.Random, setup: Setup) -> tuple[Setup, tuple[Fault, 
     moment = rng.choice(tuple(_MOMENTS))
     cause, strike = _of_kind(rng, rng.choice(_MOMENTS[moment])), _of_kind(rng, rng.choice(_STRIKES))
     strike = replace(strike, at_s=rng.choice(_DELAYS_S), after=moment, nth=rng.choice((1, 1, 1, 2)))
+    second = replace(_of_kind(rng, rng.choice(_STRIKES)), at_s=rng.choice(_DELAYS_S), after=moment, nth=strike.nth)
     if moment in _LEAD_TO_REQUEUE:
         setup, cause = replace(setup, spares=0, least=setup.nodes), replace(cause, flag=min(cause.flag, 0))
     elif moment == "looking":
         setup = replace(setup, names_own=True)
-    return setup, (cause, strike)
+    return setup, (cause, strike, second) if rng.random() < 0.4 else (cause, strike)
 
 
 def _draw_boosters(rng: random.Random, setup: Setup) -> Setup:

@@ -26,11 +26,12 @@ class Training:
         step: the newest finished step.
         start_step: where they began; None before the restore.
         hung: the node whose workers hang; None for none.
+        alive_s: when they made a step last; of a script that tells none, when they showed any sign of life.
         pause_kind: how they make a step that takes long; "" where they do not.
     """
 
     __slots__ = (
-        "_is_going", "_is_stopping", "_is_waiting", "_runners", "_unsaved",
+        "_is_going", "_is_stopping", "_is_waiting", "_runners", "_unsaved", "alive_s",
         "has_agents", "hung", "is_over", "nodes", "number", "pause_kind",
         "start_step", "step", "term", "world",
     )  # fmt: skip
@@ -48,6 +49,7 @@ class Training:
         self.step: int | None = None
         self.hung: str | None = None
         self.pause_kind = ""
+        self.alive_s = world.clock.now
         if not has_agents:
             self.start_step = world.own_step
 
@@ -82,6 +84,7 @@ class Training:
 
     def _show_life(self) -> None:
         if self.pause_kind == "active" and not self.is_over:
+            self.alive_s = self.alive_s if self.has_agents else self.world.clock.now
             self._tell_progress()
             self.world.clock.after(LIFE_S, self._show_life)
 
@@ -90,6 +93,11 @@ class Training:
         if self._is_waiting:
             self._is_waiting = False
             self.world.clock.after(0.05, self._reach, self._is_stopping)
+
+    @property
+    def told_step(self) -> int | None:
+        """The step as the script tells it; without agents it tells none."""
+        return self.step if self.has_agents else None
 
     @property
     def runs(self) -> bool:
@@ -122,8 +130,9 @@ class Training:
             self._is_waiting = not self.is_over
             return
         self.step = (self.step or 0) + 1
+        self.alive_s = self.world.clock.now
         self.world.progressed()
-        for runner in self._reporting():
+        for runner in self._reporting() if self.has_agents else ():
             time_s = EPOCH_S + self.world.clock.now + runner.host.skew_s
             runner.report(FirstStep(node=runner.host.name, attempt=self.number, step=self.step, time_s=time_s))
         self._tell_progress()
@@ -143,6 +152,7 @@ class Training:
         step = (self.step or 0) + (1 if is_stop else CHUNK_STEPS - (self.step or 0) % CHUNK_STEPS)
         total = world.setup.chunks * CHUNK_STEPS
         self.step = min(step, total)
+        self.alive_s = world.clock.now
         world.progressed()
         world.own_saved(self.step)
         self._tell_progress()
@@ -181,7 +191,7 @@ class Training:
     def _exit(self, runner: Runner) -> None:
         if runner.training is self and runner.works:
             name, is_stopped = runner.host.name, self._is_stopping
-            ended = WorkersEnded(node=name, attempt=self.number, ok=True, step=self.step, is_stopped=is_stopped)
+            ended = WorkersEnded(node=name, attempt=self.number, ok=True, step=self.told_step, is_stopped=is_stopped)
             runner.workers_end(ended)
 
     def _reporting(self) -> list[Runner]:
@@ -199,9 +209,9 @@ class Training:
     def progress(self) -> Progress:
         return Progress(
             attempt=self.number,
-            step=self.step,
-            slowest=self.step,
-            is_over=self.is_over,
+            step=self.told_step,
+            slowest=self.told_step,
+            is_over=self.is_over and self.has_agents,
             is_active=self.hung is None and self.pause_kind in ("", "active"),
             rank_ended=any(not runner.works for runner in self._runners.values()),
         )
