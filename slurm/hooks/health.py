@@ -11,7 +11,7 @@ import sys
 from slurm.client import Slurm
 from slurm.command import CommandError, run
 from slurm.hooks.departures import see_off_forgotten
-from slurm.hooks.drains import OUT, drain_node, reason, settle_drain
+from slurm.hooks.drains import OUT, drain_node, settle_drain
 from slurm.hooks.epilog import HUNG
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.log import log
@@ -22,7 +22,6 @@ _FREE_S = 15.0  # for the memory of jobs that have left
 _RESERVE_S = 6.0  # for Slurm's answers, and to free memory
 _START_S = 5.0  # until the checks begin: Python, on a node that is busy
 _HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; others: it could not begin
-_REBOOTS = {"REBOOT_ISSUED", "REBOOT_REQUESTED"}  # drained by Slurm for the reboot, to be resumed after it
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -49,15 +48,13 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
     verdict = read_verdict(hook.places)
     if verdict.status == "unknown":
         log.info("verdict: %s", verdict.reason)
-    if verdict.status != "critical" or (node.flags & OUT and not node.flags & _REBOOTS):
+    # Also while it is drained for a reboot: Slurm removes every drain as the node registers. The next check drains it.
+    if verdict.status != "critical" or node.flags & OUT:
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)
         return FIT
-    if node.flags & OUT:  # for a reboot: from now on for what was found
-        slurm.drain(node.name, reason(verdict.reason))
-        log.error("stays drained: %s", verdict.reason)
-    elif held := drain_node(slurm, node.name, verdict.reason, most, draining):
+    if held := drain_node(slurm, node.name, verdict.reason, most, draining):
         log.error("not fit, and not drained, %s: %s", held, verdict.reason)  # tried again at the next check
     else:
         log.error("drained: %s", verdict.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,13 +60,32 @@ def test_a_drain_whose_hook_was_killed_is_looked_at_again_by_the_health_hook(
     with pytest.raises(Killed):
         drain_node(Slurm(run=killed), "n1", why, "10%", places.draining)
     verdict(places, status)
-    monkeypatch.setattr("sys.executable", "/bin/true")  # it looks, and leaves the verdict as it is
-    end_s = time.monotonic() + 60
-    hook = Hook(places=places, settings=HookSettings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
     nodes = TenNodes(*killed.drained, reason=f"holdfast: {why}")
     for _ in range(2):
-        health(hook, Slurm(run=nodes))
+        check_health(places, nodes, monkeypatch)
         assert nodes.drained == left and not Path(places.draining).exists()
+
+
+def check_health(places: Places, nodes: TenNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The health hook of n1. Its checks leave the verdict as it is."""
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    end_s = time.monotonic() + 60
+    hook = Hook(places=places, settings=HookSettings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
+    health(hook, Slurm(run=nodes))
+
+
+class Rebooting(TenNodes):
+    """A cluster whose drained nodes are being rebooted."""
+
+    def __call__(self, argv: Sequence[str], **more: object) -> Result:
+        assert "State=DRAIN" not in argv
+        done = super().__call__(argv, **more)
+        return dataclasses.replace(done, stdout=done.stdout.replace("+DRAIN", "+DRAIN+REBOOT_ISSUED"))
+
+
+def test_a_node_that_is_drained_and_rebooted_keeps_its_reason(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict(places, "critical")
+    check_health(places, Rebooting("n1", reason="repair by alice"), monkeypatch)
 
 
 def test_a_disk_that_takes_no_file_keeps_no_node_from_being_drained(tmp_path: Path) -> None:
