@@ -134,9 +134,10 @@ class EventRules:
 
     def _judge(self) -> None:
         """Takes account of the first fault of an attempt."""
-        if self._faults[0] in (*_NOT_COUNTED, "stop"):
+        if self._faults[0] in _NOT_COUNTED:
             return
-        self._decisive.append(self._faults[0])
+        if self._faults[0] != "stop":
+            self._decisive.append(self._faults[0])
         self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0

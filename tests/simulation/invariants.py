@@ -112,7 +112,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.BACKING_OFF: 60.5,
     AttemptPhase.RECORDING: 0.5,
     AttemptPhase.RETURNING: 30.0,
-    AttemptPhase.STARTING: 10.0,
+    AttemptPhase.STARTING: 31.0,  # agents that are late, while most nodes may be silent
     AttemptPhase.JUDGING: 12.5,
     AttemptPhase.FINDING_CAUSE: 0.6,
     AttemptPhase.EXPLAINING: 1.0,
@@ -594,9 +594,8 @@ class Invariants:
         """A job is given up only for what has happened."""
         world, rules = self._world, self._rules
         setup = world.setup
-        is_plain = (
-            setup.has_checkpoint and not setup.names_own and not setup.limit_s and "time_warned" not in world.kinds
-        )
+        is_plain = setup.has_checkpoint and not setup.names_own and not setup.limit_s
+        is_plain = is_plain and not world.kinds & {"time_warned", "folder_full", "folder_hangs"}  # all is recorded
         if outcome == "no_progress" and is_plain and rules.fruitless < setup.max_without_progress:
             raise Violation("a true outcome", f"{outcome}, and {rules.fruitless} attempts gained nothing")
         if outcome == "user_error" and rules.decisive[-1:] not in (["user_error"], ["environment"], []):
