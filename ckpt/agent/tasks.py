@@ -1,4 +1,4 @@
-"""Tasks beside the one that has started them."""
+"""Tasks with one owner."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Tasks with one owner. The event loop alone would not keep them alive. A `with` block cancels them at its end."""
+    """A set of asyncio tasks.
+
+    The set keeps them alive, which the event loop does not. A `with` block cancels them at its end.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def start(self, work: Awaitable[Any]) -> None:
-        """Starts a task that nobody waits for: an error that it raises is logged."""
+        """Starts a task whose result is not awaited. Its error is logged."""
         self.hold(work).add_done_callback(_log_failure)
 
     def hold(self, work: Awaitable[T]) -> asyncio.Future[T]:
@@ -30,7 +33,7 @@ class Tasks:
         return task
 
     async def cancel(self) -> None:
-        """Cancels all of them but the calling task, and returns when they have ended."""
+        """Cancels all tasks except the calling one, and returns when they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -45,7 +48,7 @@ class Tasks:
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, even when the caller does not come to await it
+            task.exception()  # marks it as retrieved, even if the caller never awaits it
 
 
 def _log_failure(task: asyncio.Future[Any]) -> None:

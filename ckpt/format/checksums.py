@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-BLOCK_BYTES = (
-    4 << 20
-)  # large enough for small records; small enough that a range read verifies little more than its bytes
+# Large enough for small records, small enough that a range read verifies little more than its bytes.
+BLOCK_BYTES = 4 << 20
 
 
 def block_count(nbytes: int) -> int:

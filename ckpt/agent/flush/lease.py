@@ -1,4 +1,4 @@
-"""This run's hold on its namespace in the tiers that all nodes see: taken before the restore, kept while it lives."""
+"""This run's claim on its namespace, in the tiers that all nodes see: taken before the restore, then renewed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from ckpt.tiers.run_process import identity_of
 from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
 
-_BEATS_MISSED = 1.2  # by agents that would have outlived the process of their run
+_BEATS_MISSED = 1.2  # for a claim whose run's process is gone; agents may outlive it
 
 log = logging.getLogger(__name__)
 
 
 class Lease:
-    """What node rank 0 does for all. Every wait for a tier ends after `answer_s`; a tier that is away bars nobody."""
+    """The claim, held by node rank 0 for all nodes.
+
+    Every wait for a tier ends after `answer_s`, so a dead tier blocks nobody.
+    """
 
     def __init__(self, context: Context) -> None:
         place = context.place
@@ -40,22 +43,22 @@ class Lease:
             job=place.job, since_s=time.time(), process=identity_of(place.run_pid) if place.run_pid else "",
         )  # fmt: skip
         self._taken = asyncio.Event()
-        self._held: set[str] = set()  # tiers that hold our claim
-        self._lost: dict[str, str] = {}  # tiers that another run has taken, and why we stay away
-        self._refused: dict[str, str] = {}  # tiers whose namespace may not be used, and why
-        self._silent: set[str] = set()  # tiers that did not answer last time: said once
+        self._held: set[str] = set()  # tiers with this run's claim
+        self._lost: dict[str, str] = {}  # tiers that another run has taken, with the reason to stay away
+        self._refused: dict[str, str] = {}  # tiers whose namespace may not be used, with the reason
+        self._silent: set[str] = set()  # tiers that did not answer last time, which is logged once
 
     async def take(self) -> None:
-        """Claims the namespace in every tier that answers.
+        """Claims the namespace in every tier that responds.
 
         Raises:
-            AgentError: another run that lives has it; names that run.
+            AgentError: another live run has it. The message names that run.
         """
         await asyncio.gather(*(self._take(name, tier) for name, tier in self._tiers.items()))
         self._taken.set()
 
     async def run(self) -> None:
-        """Once they are taken, renews the claims until cancelled."""
+        """Renews the claims until cancelled, once they have been taken."""
         await self._taken.wait()
         while True:
             await asyncio.sleep(self._deadlines.beat_s)
@@ -63,13 +66,13 @@ class Lease:
             await asyncio.gather(*(self._renew(name, tier) for name, tier in self._tiers.items()))
 
     async def release(self) -> None:
-        """The run has ended: whoever comes next need not watch whether it lives."""
+        """Marks the claims as released at the run's end, so that the next run need not watch them."""
         self._claim = replace(self._claim, released=True)
         held = [self._renew(name, tier) for name, tier in self._tiers.items() if name in self._held]
         await asyncio.gather(*held)
 
     def check(self, name: str) -> None:
-        """Raises AgentError when the namespace in a tier is another run's, or another user's: nothing of ours may go
+        """Raises AgentError if the namespace in a tier belongs to another run or user. Then this run must not write
         there."""
         reason = self._lost.get(name) or self._refused.get(name)
         if reason is not None:
@@ -93,12 +96,14 @@ class Lease:
             self._unanswered(name, error)
 
     async def _outlive(self, name: str, tier: Tier, found: Claim) -> None:
-        """Returns once the other run has ended or been silent for `quiet_s`; raises NamespaceInUse if it shows life.
+        """Returns once the other run has ended, or was silent for `quiet_s`. Raises NamespaceInUse if it is alive.
 
-        That it has ended is the launcher's word, or its process on this machine is gone and no agent counts the claim
-        up. Else only silence tells.
+        It has ended if the launcher says so, or if its process on this machine is gone and no agent renews the claim.
+        Otherwise only silence shows it.
         """
-        log.warning("%s tier: claimed by %s; watching for %g s whether it lives", name, found, self._deadlines.quiet_s)
+        log.warning(
+            "%s tier: claimed by %s; watching for %g s whether it is alive", name, found, self._deadlines.quiet_s
+        )
         started, told = time.monotonic(), False
         while time.monotonic() < started + self._deadlines.quiet_s:
             silent_s = time.monotonic() - started
@@ -110,7 +115,7 @@ class Lease:
                 return
             if not told:
                 told = True
-                waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run lives"
+                waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run is alive"
                 self._listener.problem(f"the namespace is claimed in the {name} tier", waits)
             await asyncio.sleep(self._deadlines.beat_s / 2)
             now = await in_time(self._deadlines.answer_s, tier.read_claim)
@@ -124,7 +129,10 @@ class Lease:
         log.warning("%s tier: %s has given no sign of life for %g s: taken over", name, found, self._deadlines.quiet_s)
 
     async def _renew(self, name: str, tier: Tier) -> None:
-        """Also claims a tier that was away before, or whose namespace could not be used."""
+        """Renews the claim in a tier.
+
+        Also claims a tier that did not respond before, or whose namespace could not be used.
+        """
         if name in self._lost:
             return
         try:
@@ -149,7 +157,7 @@ class Lease:
 
 
 class NamespaceInUse(AgentError):
-    """Another run that lives has the namespace."""
+    """Another live run has the namespace."""
 
 
 def _user() -> str:

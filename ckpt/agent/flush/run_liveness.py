@@ -1,4 +1,4 @@
-"""Whether another run has ended for certain, by the word of whoever started it: a command that the launcher names."""
+"""Asks the launcher whether another run has certainly ended, with a command that the launcher gives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ log = logging.getLogger(__name__)
 
 
 def has_ended(command: Sequence[str], run_id: str, timeout_s: float) -> bool:
-    """Runs the command with a run's id; True when it exits with 0. Whatever goes wrong is no word of an end.
+    """Runs the command with a run's id. True if it exits with 0; False if anything goes wrong.
 
     Args:
-        command: its argv; empty: there is nobody to ask.
-        run_id: of the run asked about, as its claim says: anybody may have written it.
-        timeout_s: how long it may take.
+        command: its argv; empty if there is no such command.
+        run_id: the run's id from its claim, which is not trusted.
+        timeout_s: limit for the command.
     """
     if not command:
         return False
@@ -24,7 +24,7 @@ def has_ended(command: Sequence[str], run_id: str, timeout_s: float) -> bool:
             [*command, run_id], check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        log.warning("whether run %s has ended is not known: %s", run_id, error)
+        log.warning("cannot tell whether run %s has ended: %s", run_id, error)
         return False
     log.info("run %s: %s", run_id, (done.stdout or done.stderr).strip()[-300:])
     return done.returncode == 0

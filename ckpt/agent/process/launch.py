@@ -1,4 +1,4 @@
-"""How a launcher starts the agents of an attempt: one process per node, all in one MPI world. Standard library only."""
+"""The start of an attempt's agents: one process per node, all in one MPI world. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from pathlib import Path
 
 from ckpt.agent.process.shim import SOCKET
 
-# For programs of ours. -P: a module in the working directory, a user's ckpt.py, is not taken for one of Holdfast's.
+# For Holdfast's programs. -P: a module in the working directory, such as a user's ckpt.py, must not hide Holdfast's.
 PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
 UNTIL_UNUSED = "--until-unused"
 JOBS = "HOLDFAST_JOBS"
-# In the memory directory, one for each agent: it is found without a look at every process of the node.
+# one for each agent, in the memory directory: finds agents without a look at every process of the node
 PID_FILE = "agent-{pid}.pid"
 _SHIM = Path(__file__).with_name("shim.py")
-# Room in /proc/PID/environ of what is forked from a template: it has no more than the template's own took.
+# reserves space in /proc/PID/environ of forked agents, which cannot be larger than the template's own
 RESERVE = {"HOLDFAST_RESERVE": 4096 * "-"}
 
-# For the srun of agents. Where one dies before MPI knows of it the others would wait for it: srun sends them a SIGTERM,
-# after which they soon leave. They see none of the job's GPUs.
+# Options of the agents' srun. If an agent dies before MPI knows of it, the others would wait for it. srun sends them a
+# SIGTERM, after which they soon exit. They get none of the job's GPUs.
 ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
 
-# What sbatch says to srun of the job's GPUs. Without a word a step has all that the job has on each node, whichever way
-# they were asked for; with these a step that wants none fails (seen on 22.05).
+# Variables with which sbatch passes the job's GPUs to srun. Without them a step has all that the job has on each node,
+# however it was requested. With them a step without GPUs fails (seen on 22.05).
 _OF_THE_JOBS_GPUS = (
     "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
     "SLURM_GPU_FREQ", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK",
-    "SLURM_JOB_GPUS",  # the batch host's, wrong elsewhere
+    "SLURM_JOB_GPUS",  # that of the batch host, wrong elsewhere
 )  # fmt: skip
 
-# What Slurm, PMIx and Open MPI have told the process that we run in: said again to srun or to an agent's MPI, it would
-# make them part of that process's step and world. Settings (*_MCA_*, Slurm's configuration file) are the site's and
-# stay.
+# Variables that Slurm, PMIx and Open MPI have set for this process. If they were passed to srun or to an agent's MPI,
+# it would become part of this process's step and world. Settings (*_MCA_*, Slurm's configuration file) belong to the
+# site and are passed on.
 _OF_OUR_STEP = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMI2_", "PMIX_", "PRTE_", "OMPI_", "HYDI_", "HYDRA_", "MPIEXEC_")
 _SETTINGS = ("SLURM_CONF", "OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _OF_MPIRUN = ("OMPI_MCA_ess", "OMPI_MCA_orte", "PRTE_MCA_ess", "PRTE_MCA_prte")
 
 
 def command(*, until_unused: bool = False, from_template: bool = False) -> list[str]:
-    """The agent's command line, the same on every node. HOLDFAST_* in its environment say the rest.
+    """The agent's command line, the same on every node. HOLDFAST_* variables have the rest.
 
     Args:
-        until_unused: nobody will tell the agents to end: they do so together when no process is connected any more.
-        from_template: where the node has a template, agents are forked from it (template.py).
+        until_unused: whether the agents end together by themselves once no process is connected.
+        from_template: whether to fork agents from the node's template, if it has one (template.py).
     """
     before = f'true 2>/dev/null >"$HOLDFAST_RAM_DIR/{PID_FILE.format(pid="$$")}"'
     if from_template:
         shim = " ".join(map(shlex.quote, (sys.executable, "-I", "-S", str(_SHIM))))
         before += f'; test -S "$HOLDFAST_RAM_DIR/{SOCKET}" && test -r {shlex.quote(str(_SHIM))} && set -- {shim} "$@"'
-    # A preemption sends SIGTERM to every process of the job: Python takes it only once it runs (ckpt.agent.lifetime).
+    # A preemption sends SIGTERM to every process of the job; Python handles it only once it runs (ckpt.agent.lifetime).
     argv = [*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
     return unmoved(argv, f'trap "" TERM; {before}')
 
 
 def template(runner_pid: int) -> list[str]:
-    """The command line of what a node's agents are forked from, a child of the node's runner. RESERVE goes into its
-    environment."""
+    """The command line of a node's template, which is a child of the node's runner. Add RESERVE to its environment."""
     return unmoved([*PYTHON, "-m", "ckpt.agent.process.template", str(runner_pid)], 'trap "" TERM INT HUP')
 
 
 def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:
-    """A program that no warning of the job's time limit ends before it has said that it ignores them.
+    """A program that ignores the time limit's warning signals from its start, before it can do so itself.
 
-    Without a B:, `--signal=USR1@N` reaches every process of the job's steps, up to a minute before its time.
+    Without "B:", `--signal=USR1@N` reaches every process of the job's steps, up to a minute early.
 
     Args:
         argv: the program.
@@ -77,7 +76,7 @@ def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:
 
 
 def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
-    """A step of one task on each of these nodes of a job, beside whatever runs there, that outlives the loss of one."""
+    """A step with one task on each of these nodes, beside the job's other steps. It survives the loss of a node."""
     count = len(nodes)
     return [
         *("env", *(f"--unset={name}" for name in _OF_THE_JOBS_GPUS)),
@@ -90,21 +89,21 @@ def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
 def mpirun_over_srun(
     mpirun: str, jobs: Mapping[str, str], environments: Mapping[str, Mapping[str, str]], session_dir: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Starts one process on each of these nodes, in one MPI world: where srun has no PMIx, or the nodes are of several
+    """Starts one process on each of these nodes, in one MPI world, if srun has no PMIx or the nodes belong to several
     jobs.
 
-    mpirun starts a daemon on each node by an srun of its own. When a process or a node is lost, mpirun ends the others,
+    mpirun starts a daemon on each node with an srun. When a process or a node is lost, mpirun ends the others,
     as Slurm's PMIx does.
 
     Args:
-        mpirun: Open MPI's.
-        jobs: the Slurm job that each node belongs to, in node-rank order.
-        environments: variables of their own for the processes in each job; HOLDFAST_RAM_DIR among them, where mpirun's
-            daemons keep their own files too. On this node mpirun's own environment counts.
+        mpirun: path of Open MPI's mpirun.
+        jobs: the Slurm job of each node, in node-rank order.
+        environments: variables for the processes of each job, including HOLDFAST_RAM_DIR, where mpirun's daemons also
+            keep their files. On this node mpirun's own environment is used.
         session_dir: for mpirun's own files on this node.
 
     Returns:
-        The command line, to be followed by the program, and what to add to its environment.
+        The command line, to which the program is appended, and the variables to add to its environment.
     """
     options = {
         "plm": "ssh", "ras": "^slurm", "plm_ssh_agent": " ".join([*PYTHON, "-m", "ckpt.agent.process.daemon"]),
@@ -118,7 +117,7 @@ def mpirun_over_srun(
 
 
 def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment for agents that are started from within a step or an MPI program, and shall be neither's part."""
+    """An environment for agents that are started from a step or an MPI program, without its step and MPI variables."""
     return {
         name: value
         for name, value in env.items()
@@ -127,32 +126,32 @@ def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mpirun_options() -> list[str]:
-    """For Open MPI's mpirun on one machine: when an agent dies the others stay, and go on serving their workers.
+    """Options of Open MPI's mpirun on one machine: if an agent dies, the others continue to serve their workers.
 
-    Not `--with-ft ulfm`: it also has mpirun notify the others of the death, and Open MPI 5.0 takes every process named
-    in that notice for dead, the receiver's own name included: then it aborts ("I have been reported dead").
+    `--with-ft ulfm` is not used. It also makes mpirun notify the others of the death. Open MPI 5.0 takes every process
+    in that notice for dead, including the receiver, which then aborts ("I have been reported dead").
     """
     return ["--runtime-options", "recoverable", "--oversubscribe", "--bind-to", "none"]
 
 
 def environment(*, loopback: bool = False) -> dict[str, str]:
-    """What to export to mpirun or srun, besides HOLDFAST_*.
+    """The variables to export to mpirun or srun, in addition to HOLDFAST_*.
 
     Args:
-        loopback: all agents run on this machine, which may have no other network.
+        loopback: whether all agents run on this machine, which may have no other network.
     """
-    # Slurm's PMIx knows a tree and a ring for its fences, and by default takes now one, now the other. Through the tree
-    # a process may go on before all have come (22.05). Open MPI lists MPI_COMM_WORLD as ready before a fence and gives
-    # it its queues after it (ompi_mpi_init of 5.0.11): a first message that comes in between kills the agent. Seen in
-    # 1 start of 10 to 30 on a busy machine with the tree and with the default, with the ring never.
+    # Slurm's PMIx has a tree and a ring for its fences, and by default alternates. With the tree a process may continue
+    # before all have arrived (22.05). Open MPI reports MPI_COMM_WORLD as ready before a fence, and gives it its queues
+    # after it (ompi_mpi_init of 5.0.11). A first message in between kills the agent. It was seen in 1 start of 10 to 30
+    # on a busy machine with the tree and with the default, never with the ring.
     settings = {"SLURM_PMIX_FENCE": "ring"}
     if loopback:
-        # No shared memory between agents: its backing files would outlive one that is killed. Elsewhere MPI chooses the
-        # fastest fabric it finds: fault tolerance would forbid it some, and Slurm's PMIx ends the step in any case.
+        # No shared memory between agents, because its backing files would outlive a killed agent. Otherwise MPI chooses
+        # the fastest fabric. Fault tolerance would exclude some fabrics, and Slurm's PMIx ends the step anyway.
         settings |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
-        # A lost agent is an error in the others, not their end. They see it by their connections; heartbeats (the
-        # detector) would make a slow agent abort. Without "put": a survivor that is receiving a long message from an
-        # agent that dies spins in ob1 for ever.
+        # A lost agent is an error in the others, not their end. They notice it by their connections. Heartbeats (the
+        # detector) would make a slow agent abort. "put" is left out: a survivor that is receiving a long message from a
+        # dying agent would spin in ob1 for ever.
         settings |= {"OMPI_MCA_mpi_ft_enable": "1", "OMPI_MCA_mpi_ft_detector": "0"}
         settings |= {"OMPI_MCA_btl_tcp_flags": "send,inplace"}
     if os.getuid() == 0:

@@ -1,4 +1,4 @@
-"""One agent for each memory directory, and no wait without an end."""
+"""One agent for each memory directory, and a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -23,34 +23,37 @@ _LOCK = "agent.lock"
 
 
 class MemoryDirectory:
-    """A node's memory directory, of which this process is the only agent until it ends."""
+    """A node's memory directory. This process is its only agent until it ends."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
-        """Makes the directory if it is missing, and locks it. An older attempt's agent may take a moment to die.
+        """Makes the directory if it is missing, and locks it. Waits for an older attempt's agent to exit.
 
         Raises:
-            AgentError: another agent does not leave the directory in time.
-            ConfigError, OSError: as private_directory() and locked().
+            AgentError: another agent has not released the directory in time.
+            ConfigError, OSError: from private_directory() and locked().
         """
         self._path = path
         self._lock = _lock(path, timeout_s)
 
     @property
     def is_there(self) -> bool:
-        """Whether the directory is still the one that was locked. systemd's RemoveIPC=yes, for one, removes it."""
+        """Whether the directory is still the locked one.
+
+        It may have been removed, for example by systemd's RemoveIPC=yes.
+        """
         try:
             return os.path.samestat(os.lstat(self._path / _LOCK), os.fstat(self._lock))
         except OSError:
             return False
 
     def make_again(self) -> None:
-        """Makes and locks the directory again after somebody has removed it. Raises as the constructor does."""
+        """Makes and locks the directory again after it was removed. Raises as the constructor does."""
         lock = _lock(self._path, 0.0)
         self.close()
         self._lock = lock
 
     def close(self) -> None:
-        """Lets another agent have the directory."""
+        """Releases the directory for another agent."""
         os.close(self._lock)
 
 
@@ -65,19 +68,19 @@ def _lock(path: Path, timeout_s: float) -> int:
 
 
 def register(path: Path) -> None:
-    """Has the node's runner find this agent."""
+    """Writes the file by which the node's runner finds this agent."""
     (path / PID_FILE.format(pid=os.getpid())).touch(0o600)
 
 
 def yield_to_training() -> None:
-    """All threads of this process, and those that they start, leave the CPUs to the workers."""
+    """Gives all threads of this process, current and future, a lower CPU priority than the workers."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, int(thread), _NICE)
 
 
 class leave_within:
-    """Ends the process when the block takes too long: MPI's collective calls know no deadline."""
+    """Ends the process if the block takes too long, because MPI's collective calls have no deadline."""
 
     def __init__(self, timeout_s: float, waited_for: str, exit_code: int) -> None:
         self._timer = threading.Timer(timeout_s, self._leave, (timeout_s, waited_for, exit_code))
@@ -96,21 +99,21 @@ class leave_within:
 
 
 class TerminatedLate:
-    """While an agent comes up, a SIGTERM ends the process only `grace_s` later.
+    """During an agent's start, a SIGTERM ends the process only `grace_s` later.
 
-    A preemption sends SIGTERM to every process of the job: the agents that come up then have yet to save the step at
-    which the ranks stop. srun sends SIGTERM as well, when one of the agents has died: the others would wait for it.
+    A preemption sends SIGTERM to every process of the job, but agents that are starting must still save the step at
+    which the ranks stop. srun also sends SIGTERM if one of the agents has died, because the others would wait for it.
     """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._is_over = threading.Event()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread takes it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that is ignored would not become pending
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread handles it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an ignored signal would not become pending
         threading.Thread(target=self._wait, name="sigterm", daemon=True).start()
 
     def ignore(self) -> None:
-        """From now on SIGTERM is ignored, also one that has come."""
+        """From now on SIGTERM is ignored, also a pending one."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._is_over.set()
 

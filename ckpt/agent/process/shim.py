@@ -1,13 +1,13 @@
-"""What mpirun or srun starts in an agent's place: has the node's template fork the agent, and lasts as long as it.
+"""Started by mpirun or srun in place of an agent: makes the node's template fork the agent, and lives as long as it.
 
     python -I -S shim.py COMMAND...
 
-The agent gets this process's environment, stdout, stderr, working directory, limits and CPUs. This process passes
-SIGTERM on, and ends as the agent ends; the agent ends when this process has gone. So whoever has started this process
-sees an agent in it. Where no template answers, this process becomes the agent: it runs COMMAND.
+The agent gets this process's environment, stdout, stderr, working directory, limits and CPUs. This process forwards
+SIGTERM and exits when the agent does; the agent exits when this process is gone. So for the parent this process is the
+agent. If no template responds, this process becomes the agent: it runs COMMAND.
 
-Every agent of every node starts by it, so it is one file that imports as little as possible: `socket` and `signal`
-take longer than Python itself.
+Every agent starts through this file, so it is a single file with as few imports as possible: `socket` and `signal` take
+longer to import than Python takes to start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 
 SOCKET = "template.sock"  # in the memory directory
 FORKED, READY, TERMINATE = b"f", b"r", b"t"
-# A process of another container, say, is not replaced by one of the template's.
+# a process in another container, for example, is not replaced by one of the template's
 NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
 _ANSWER_S = 3.0
 _PARENT_POLL_S = 1.0
@@ -31,7 +31,7 @@ def main() -> None:
     parent = os.getppid()
     if (connection := _forked()) is None:
         os.execvp(sys.argv[1], sys.argv[1:])
-    # Until now SIGTERM has been ignored: the command line of agents sees to it.
+    # the agents' command line has ignored SIGTERM until now
     _signal.signal(_signal.SIGTERM, lambda number, frame: _tell(connection))
     for number in (_signal.SIGINT, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)
@@ -42,20 +42,20 @@ def main() -> None:
             told = connection.recv(1)
         except TimeoutError:
             if os.getppid() != parent:
-                os._exit(1)  # polled: the parent may be a mere thread of slurmstepd
+                os._exit(1)  # polled, because the parent may be only a thread of slurmstepd
             continue
         except OSError:
             told = b""
         if not told:
             break
         code = told[0]
-    if code is None:  # it was killed
+    if code is None:  # the agent was killed
         os.kill(os.getpid(), _signal.SIGKILL)
     os._exit(code or 0)
 
 
 def _forked() -> _socket.socket | None:
-    """The connection to the agent, once it is there; None where the template does not give one in time."""
+    """The connection to the forked agent; None if the template does not provide one in time."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     directory = -1
     try:
@@ -64,7 +64,8 @@ def _forked() -> _socket.socket | None:
         credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _FD_BYTES)
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.getuid():
             return None
-        # Not before somebody reads them: in the queue of a template that is stopped, stdout would stay open for ever.
+        # Sent only after the connection is accepted: in the queue of a stopped template, stdout would stay open for
+        # ever.
         if connection.recv(1) != FORKED:
             return None
         directory = os.open(".", os.O_PATH | os.O_CLOEXEC)
@@ -85,7 +86,7 @@ def _forked() -> _socket.socket | None:
 
 
 def _request() -> bytes:
-    """This process's namespaces, then its environment."""
+    """This process's namespaces, followed by its environment."""
     own = [f"{name}={os.readlink(f'/proc/self/ns/{name}')}".encode() for name in NAMESPACES]
     return b"\0".join([*own, *(name + b"=" + value for name, value in os.environb.items())])
 

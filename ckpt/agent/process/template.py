@@ -1,8 +1,8 @@
-"""`python -m ckpt.agent.process.template RUNNER_PID`: has loaded what an agent needs, and forks agents at once.
+"""`python -m ckpt.agent.process.template RUNNER_PID`: has loaded the modules of an agent, and forks agents at once.
 
-One per node, a child of the node's runner, with which it ends. It listens in the memory directory (0700) for the shims
-that mpirun or srun starts (shim.py). MPI is loaded, not initialised; there is no thread, and nothing is read from a
-connection here: the forked process reads, so nobody can hold the next one up.
+There is one on each node, a child of the node's runner, with which it ends. It listens in the memory directory (0700)
+for the shims that mpirun or srun starts (shim.py). MPI is loaded, but not initialised. The template has no threads and
+reads nothing from a connection. The forked process reads, so no shim can block the next one.
 
 An agent outlives its template. It ends with its shim.
 """
@@ -29,23 +29,23 @@ from ckpt.agent.rpc.transport import load_mpi
 
 _LOOK_S = 5.0
 _REQUEST_S = 5.0
-_MAX_REQUEST_BYTES = 8 << 20  # more than Linux gives a program as its environment
+_MAX_REQUEST_BYTES = 8 << 20  # more than Linux allows for a program's environment
 _DESCRIPTORS = 3  # stdout, stderr, the working directory
 _BACKLOG = 8
 _PR_SET_PDEATHSIG = 1
-_ARG_START, _ENV_START = 48, 50  # fields of /proc/PID/stat, as proc(5) counts them; the field after each is the end
-_FIRST_FIELD = 3  # after the name, which may have any characters
+_ARG_START, _ENV_START = 48, 50  # fields of /proc/PID/stat as counted in proc(5); the field after each is the end
+_FIRST_FIELD = 3  # after the name, which may contain any characters
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
-# Other values may have had Python or the loader load something else.
+# variables with which Python or the loader would have loaded other files
 _OF_THE_LOADER = (b"LD_", b"PYTHON")
 
 
 def main() -> int:
-    """Serves until the runner ends, or the socket is another's. Returns 1 when it cannot listen."""
+    """Serves until the runner ends, or until the socket belongs to another template. Returns 1 if it cannot listen."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         return 1
-    with contextlib.suppress(ImportError, RuntimeError, OSError):  # an agent that needs MPI will say what is missing
+    with contextlib.suppress(ImportError, RuntimeError, OSError):  # an agent that needs MPI will report what is missing
         load_mpi()
     path = Path(os.environ["HOLDFAST_RAM_DIR"], SOCKET)
     try:
@@ -53,9 +53,9 @@ def main() -> int:
     except OSError as error:
         print(f"ckpt.agent.process.template: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
         return 1
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no agent is waited for: its shim is told
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the shim gets the agents' exit codes
     gc.collect()
-    gc.freeze()  # what is loaded now stays shared with the agents
+    gc.freeze()  # loaded objects stay shared with the agents
     if (connection := _connected(listener, path, inode)) is None:
         return 0
     listener.close()
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:
-    """Takes the place of a template that has ended. Returns the socket's inode as well."""
+    """Replaces a template that has ended. Returns the socket and its inode."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
     try:
@@ -78,7 +78,7 @@ def _listen(path: Path) -> tuple[socket.socket, int]:
 
 
 def _connected(listener: socket.socket, path: Path, inode: int) -> socket.socket | None:
-    """In a forked process, its connection; None in the template, when the socket is not at its path any more."""
+    """The connection in a forked process; None in the template, once the socket at its path is another one."""
     while True:
         with contextlib.suppress(TimeoutError):
             connection, _ = listener.accept()
@@ -93,14 +93,14 @@ def _connected(listener: socket.socket, path: Path, inode: int) -> socket.socket
 
 
 def _agent(connection: socket.socket) -> int:
-    """Becomes the agent that the shim stands for. Returns its exit code."""
+    """Becomes the agent for a shim. Returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         _take_the_place_of(connection)
-    except (OSError, ValueError) as error:  # the shim becomes the agent, if it is there
+    except (OSError, ValueError) as error:  # the shim, if it is still there, becomes the agent itself
         print(f"ckpt.agent.process.template: no agent forked: {error}", file=sys.stderr, flush=True)
         return 1
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # no thread but the agent's own takes it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # only the agent's own thread handles it
     threading.Thread(target=_follow, args=(connection,), name="shim", daemon=True).start()
     sys.argv[:] = ["ckpt.agent"]
     code = run_agent(forked=True)
@@ -110,7 +110,7 @@ def _agent(connection: socket.socket) -> int:
 
 
 def _take_the_place_of(connection: socket.socket) -> None:
-    """Takes over what the shim has of an agent, and tells it so; raises OSError or ValueError."""
+    """Takes over the shim's descriptors and attributes, and tells the shim. Raises OSError or ValueError."""
     connection.settimeout(_REQUEST_S)
     connection.sendall(FORKED)
     request, descriptors = _receive(connection)
@@ -118,9 +118,9 @@ def _take_the_place_of(connection: socket.socket) -> None:
     namespaces = {name.encode(): os.readlink(f"/proc/self/ns/{name}").encode() for name in NAMESPACES}
     environment = {name: value for name, value in told.items() if name not in namespaces}
     if {name: told.get(name) for name in namespaces} != namespaces:
-        raise ValueError("the agent belongs into other namespaces")
+        raise ValueError("the agent belongs to other namespaces")
     if _of_the_loader(environment) != _of_the_loader(os.environb):
-        raise ValueError("the agent's loader or Python is to look elsewhere than the template's")
+        raise ValueError("the agent's loader or Python has other search paths than the template's")
     pid = peer_of(connection)[0]
     for limit in _LIMITS:
         if (limits := resource.prlimit(pid, limit)) != resource.getrlimit(limit):
@@ -135,13 +135,13 @@ def _take_the_place_of(connection: socket.socket) -> None:
     os.environb.clear()
     os.environb.update(environment)
     _show([b"-m", b"ckpt.agent"], environment)
-    register(Path(os.environ["HOLDFAST_RAM_DIR"]))  # before the shim is asked for: a runner finds the one or the other
+    register(Path(os.environ["HOLDFAST_RAM_DIR"]))  # before the shim is told: a runner always finds one of the two
     connection.settimeout(None)
     connection.sendall(READY)
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The request and the descriptors that came with it; raises OSError or ValueError."""
+    """The request and its descriptors. Raises OSError or ValueError."""
     size, descriptors, _, _ = socket.recv_fds(connection, 8, _DESCRIPTORS)
     left = int.from_bytes(size, "big")
     if len(size) != 8 or left > _MAX_REQUEST_BYTES or len(descriptors) != _DESCRIPTORS:
@@ -156,9 +156,9 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _of_the_loader(environment: Mapping[bytes, bytes]) -> dict[bytes, list[bytes]]:
-    """What decides which libraries and modules are loaded.
+    """The variables that determine which libraries and modules are loaded.
 
-    mpirun adds the directory of its own libraries, which changes nothing where MPI was loaded from there.
+    mpirun adds its own library directory, which has no effect if MPI was loaded from there.
     """
     with open("/proc/self/maps", "rb") as maps:
         own = {os.path.dirname(line.split(maxsplit=5)[5].strip()) for line in maps if b"/libmpi.so" in line}
@@ -170,10 +170,11 @@ def _of_the_loader(environment: Mapping[bytes, bytes]) -> dict[bytes, list[bytes
 
 
 def _show(arguments: list[bytes], environment: Mapping[bytes, bytes]) -> None:
-    """Has /proc/PID/cmdline and /proc/PID/environ say what they would after an exec: agents are found by these.
+    """Makes /proc/PID/cmdline and /proc/PID/environ show what they would after an exec, because agents are found by
+    them.
 
-    There is no more room than the template's own took: what does not fit is left out, the longest words first, and
-    HOLDFAST_* last.
+    There is only as much space as the template's own arguments and environment take. Entries that do not fit are left
+    out, the longest first, and HOLDFAST_* last.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     python, *options = Path("/proc/self/cmdline").read_bytes().split(b"\0-m\0")[0].split(b"\0")
@@ -192,7 +193,7 @@ def _show(arguments: list[bytes], environment: Mapping[bytes, bytes]) -> None:
 
 
 def _follow(connection: socket.socket) -> None:
-    """Passes on what the shim is told, and ends with it."""
+    """Forwards the shim's signals, and ends with the shim."""
     with contextlib.suppress(OSError):
         while connection.recv(1) == TERMINATE:
             os.kill(os.getpid(), signal.SIGTERM)

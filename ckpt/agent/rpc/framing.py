@@ -15,7 +15,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One frame.
+    """Encodes a message as one frame.
 
     Raises:
         AgentError: the message is longer than a frame may be.
@@ -30,7 +30,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The JSON object of one frame's body; raises AgentError for anything else."""
+    """The JSON object in a frame's body. Raises AgentError for anything else."""
     try:
         message = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:
@@ -41,16 +41,16 @@ def decode(body: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 class Decoder:
-    """Cuts a byte stream into messages, however the bytes arrive."""
+    """Splits a byte stream into messages, in whatever pieces the bytes arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Takes the next bytes, yields the messages they complete.
+        """Adds bytes, and yields the messages that they complete.
 
         Raises:
-            AgentError: a frame is too long or is not a JSON object; the stream is then useless, close it.
+            AgentError: a frame is too long or is not a JSON object; then close the stream.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:

@@ -1,7 +1,8 @@
-"""How the agents of an attempt reach each other. The only door to MPI.
+"""The messages and byte transfers between the agents of an attempt. Only this module uses MPI.
 
-A transport moves short messages (ordered per sender) and long byte ranges from memory map to memory map without a copy.
-It never blocks: the caller polls. One world lives as long as one attempt; after an error it is of no further use.
+A transport moves short messages (in order for each sender), and long byte ranges from memory map to memory map without
+a copy. It never blocks: the caller polls. A world lives as long as its attempt. After an error it cannot be used any
+more.
 """
 
 from __future__ import annotations
@@ -17,39 +18,39 @@ from ckpt.errors import AgentError
 
 MAX_MESSAGE_BYTES = 64 << 20
 _MESSAGE_TAG = 1
-# Where two nodes of a step call each other at the same moment, Slurm's PMIx lets one of them connect: the one whose
-# number in the step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first
-# node in the step that is neither, and both wait for ever. Two agents do so in the ring; so one of them comes later,
-# by more on a busy node, where the first call takes longer. (SLURM_PMIX_DIRECT_CONN=false: no ring ends, 22.05.)
+# If two nodes of a step connect to each other at the same moment, Slurm's PMIx accepts only the one whose number in the
+# step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first node in the step
+# that may be neither, and both wait for ever. Two agents connect so in the ring. So one of them starts later, by more
+# on a busy node, where the first connection takes longer. (With SLURM_PMIX_DIRECT_CONN=false no ring ends, 22.05.)
 _APART_S = 0.15
 _FARTHEST_APART_S = 2.0
 
 
 class TransportError(AgentError):
-    """The agents cannot reach each other any more. The attempt's saves stay uncommitted; training goes on."""
+    """The agents cannot reach each other any more. The attempt's saves are not committed; training continues."""
 
 
 class Transfer(Protocol):
-    """A byte range under way."""
+    """A byte range that is being sent or received."""
 
     def cancel(self) -> None:
-        """Gives up, as far as that is possible. The buffer stays in use until done, so go on polling."""
+        """Cancels, as far as possible. The buffer stays in use until done, so continue polling."""
 
 
 class Transport(Protocol):
-    """One agent's end of the world. Ranks are node ranks: indices into the attempt's list of nodes."""
+    """One agent's end of the MPI world. Ranks are node ranks: indices into the attempt's list of nodes."""
 
     rank: int
     size: int
 
     def send(self, to: int, message: bytes) -> None:
-        """Queues a message of at most MAX_MESSAGE_BYTES; raises TransportError."""
+        """Queues a message of at most MAX_MESSAGE_BYTES. Raises TransportError."""
 
     def receive(self) -> tuple[int, bytes] | None:
         """The next complete message and its sender, or None. Messages of one sender arrive in the order sent."""
 
     def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
-        """Starts to send bytes to whoever receives them under `tag`; the buffer must stay unchanged until done.
+        """Starts to send bytes under `tag`. The buffer must stay unchanged until done.
 
         Ranges under one tag are received in the order sent; each is received whole into a buffer of its length.
         """
@@ -58,23 +59,23 @@ class Transport(Protocol):
         """Starts to receive bytes; the receiver chooses the tag (1 to 2**30) and tells the sender."""
 
     def done(self, transfers: Sequence[Any]) -> list[int]:
-        """Makes progress; indices of this end's transfers whose buffer may be read (receive) or reused (send) now.
+        """Makes progress. Returns the indices of completed transfers, whose buffers may be read or reused.
 
-        Each is told once, and not given again. Raises TransportError.
+        Each index is returned once, and must not be passed again. Raises TransportError.
         """
 
     def close(self) -> None:
-        """Leaves the world. Collective: returns when all have come, so the caller guards it with a deadline."""
+        """Leaves the world. Collective: returns when all agents have called it, so the caller needs a deadline."""
 
 
 class SoloTransport:
-    """A world of one node: nobody to talk to but itself."""
+    """A world of one node, which sends only to itself."""
 
     rank = 0
     size = 1
 
     def __init__(self) -> None:
-        self._sent: dict[int, deque[_Loop]] = defaultdict(deque)  # by tag, what waits for its other end
+        self._sent: dict[int, deque[_Loop]] = defaultdict(deque)  # by tag: ends that wait for their other end
         self._wanted: dict[int, deque[_Loop]] = defaultdict(deque)
 
     def send(self, to: int, message: bytes) -> None:
@@ -100,7 +101,7 @@ class SoloTransport:
         return
 
     def _loop(self, tag: int, data: memoryview, queue: dict[int, deque[_Loop]]) -> _Loop:
-        """Ends that meet are done at once, in the order in which each side came."""
+        """Two ends that meet are completed at once, in the order in which they were added."""
         transfer = _Loop(data)
         queue[tag].append(transfer)
         while (sent := self._sent[tag]) and (wanted := self._wanted[tag]):
@@ -126,7 +127,7 @@ class _Loop:
 
 
 def load_mpi() -> Any:
-    """Open MPI, loaded and not initialised. Raises ImportError or RuntimeError where it is missing."""
+    """Loads Open MPI without initialising it. Raises ImportError or RuntimeError if it is missing."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -136,16 +137,16 @@ def load_mpi() -> Any:
 
 
 def apart_s() -> float:
-    """How much later the second of two agents comes: longer where more processes wait for a CPU."""
+    """The seconds by which the second of two agents starts later; more if more processes wait for a CPU."""
     waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
     return min(_FARTHEST_APART_S, _APART_S * max(1.0, waiting))
 
 
 class MpiTransport:
-    """A world of one MPI process per node; MPI's order of ranks does not matter."""
+    """A world of one MPI process per node. MPI's order of ranks does not matter."""
 
     def __init__(self, nodes: Sequence[str], node: str) -> None:
-        """Initialises MPI. Collective: returns when every node's agent has come.
+        """Initialises MPI. Collective: returns when every node's agent has called it.
 
         Args:
             nodes: the attempt's nodes in node-rank order.
@@ -157,9 +158,9 @@ class MpiTransport:
         if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
             time.sleep(apart_s())
         MPI = self._mpi = load_mpi()
-        # By ctypes: mpi4py holds the GIL while it initialises and finalises MPI, and no deadline of ours could end it.
+        # by ctypes, because mpi4py holds the GIL during MPI_Init and MPI_Finalize, so no deadline could end it
         self._library = ctypes.CDLL(MPI.__file__)
-        # Only the event loop's thread calls MPI.
+        # only the thread of the event loop calls MPI
         self._library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(ctypes.c_int()))
         world = MPI.COMM_WORLD
         world.Set_errhandler(MPI.ERRORS_RETURN)
@@ -179,7 +180,7 @@ class MpiTransport:
         self._arriving: list[tuple[int, Any, bytearray]] = []
 
     def _check_names(self, nodes: Sequence[str], node: str) -> None:
-        """Two processes on one node, and none on another, would go unnoticed by the count alone."""
+        """Checks the names too: the count alone would not show two processes on one node and none on another."""
         mine = bytearray(node.encode()[:256].ljust(256))
         everyone = bytearray(256 * self.size)
         self._messages.Allgather([mine, self._mpi.BYTE], [everyone, self._mpi.BYTE])
@@ -209,7 +210,7 @@ class MpiTransport:
             raise TransportError(f"message: {error}") from None
 
     def _first_complete(self) -> tuple[int, bytes] | None:
-        """The oldest message that is whole and whose sender has no older one still arriving."""
+        """The oldest complete message whose sender has no older incomplete one."""
         waiting: set[int] = set()
         for entry in self._arriving:
             source, request, buffer = entry
@@ -232,7 +233,10 @@ class MpiTransport:
             raise TransportError(f"bytes from node rank {source}: {error}") from None
 
     def done(self, transfers: Sequence[Any]) -> list[int]:
-        """One call of MPI for all: each yields the core where nothing has come and processes outnumber cores."""
+        """One MPI call for all transfers.
+
+        Each call yields the core if nothing has arrived and processes outnumber cores.
+        """
         try:
             return self._mpi.Request.Testsome([transfer.request for transfer in transfers]) or []
         except self._mpi.Exception as error:
@@ -243,7 +247,7 @@ class MpiTransport:
 
 
 class _MpiSend:
-    """A send under way, with its buffer kept alive. MPI cannot take it back."""
+    """A running send, which keeps its buffer alive. MPI cannot cancel it."""
 
     def __init__(self, mpi: Any, request: Any, buffer: memoryview) -> None:
         self._mpi = mpi
@@ -255,7 +259,7 @@ class _MpiSend:
 
 
 class _MpiReceive(_MpiSend):
-    """A receive under way. Cancelled or not, MPI may write to its buffer until the request completes."""
+    """A running receive. Even if it is cancelled, MPI may write to its buffer until the request completes."""
 
     def cancel(self) -> None:
         try:
@@ -266,7 +270,7 @@ class _MpiReceive(_MpiSend):
 
 
 def world_of(comm: Any) -> dict[str, str]:
-    """Which rank of how many, in the world and on its node, in torchrun's words. Collective over `comm` of mpi4py."""
+    """Rank, world size, local rank and local world size as torchrun's variables. Collective over mpi4py's `comm`."""
     from mpi4py import MPI
 
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)

@@ -1,4 +1,4 @@
-"""The agent's Unix socket: who is connected, and which event goes to whom."""
+"""The agent's Unix socket: accepts clients, and sends events to workers and the runner."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 
 _READ_BYTES = 1 << 18
-_MAX_UNREAD_BYTES = 256 << 20  # a client that lets so much pile up has stopped reading
+_MAX_UNREAD_BYTES = 256 << 20  # a client with this many unread bytes has stopped reading
 _MAX_PATH_BYTES = 107  # struct sockaddr_un
-_BACKLOG = 256  # events kept for a monitor that has yet to connect
+_BACKLOG = 256  # events kept until a monitor connects
 
 log = logging.getLogger(__name__)
 
 
 class Client:
-    """One connection. `role` is "" until it has said hello."""
+    """One connection. `role` is "" until its hello."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.role = ""
@@ -33,7 +33,7 @@ class Client:
         self._writer = writer
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queues a message; a client that has gone or stopped reading is cut off."""
+        """Queues a message. A client that is gone or has stopped reading is disconnected."""
         if self._writer.is_closing():
             return
         self._writer.write(encode(message))
@@ -46,25 +46,25 @@ Serve = Callable[[Client, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
 class WorkerSocket:
-    """Accepts connections of this user only, answers their requests, spreads events."""
+    """Accepts connections of this user only, replies to requests and distributes events."""
 
     def __init__(self, path: Path, serve: Serve) -> None:
         """
         Args:
-            path: of the socket.
-            serve: handles one message after its hello; its result answers a message that has an "id", and a
-                CheckpointError or OSError becomes an answer with "error".
+            path: path of the socket.
+            serve: handles one message of a client after its hello. Its result is the reply to a message with an "id". A
+                CheckpointError or OSError becomes a reply with "error".
         """
         self.path = path
         self.clients: set[Client] = set()
-        self.used = False  # whether anybody has said hello yet
+        self.used = False  # whether a client has sent hello yet
         self._serve = serve
         self._server: asyncio.Server | None = None
         self._backlog: deque[dict[str, Any]] = deque(maxlen=_BACKLOG)
         self._tasks = Tasks()
 
     async def listen(self) -> None:
-        """Listens; again where the socket's file was removed. Connections stay.
+        """Listens, or listens again after the socket's file was removed. Connections stay open.
 
         Raises:
             AgentError: the path is too long for a socket.
@@ -81,7 +81,7 @@ class WorkerSocket:
 
     @property
     def is_there(self) -> bool:
-        """Whether others find the socket."""
+        """Whether the socket's file is still this one."""
         return self.path.exists()
 
     async def close(self) -> None:
@@ -91,12 +91,12 @@ class WorkerSocket:
         self.path.unlink(missing_ok=True)
 
     def to_workers(self, event: str, **fields: Any) -> None:
-        """Tells every worker of this node."""
+        """Sends an event to every worker of this node."""
         for client in [client for client in self.clients if client.role == "worker"]:
             client.send({"event": event, **fields})
 
     def to_monitors(self, event: str, **fields: Any) -> None:
-        """Tells the node's runner; kept for it when it has yet to connect."""
+        """Sends an event to the node's runner. It is kept until a runner connects."""
         message = {"event": event, **fields}
         monitors = [client for client in self.clients if client.role == "monitor"]
         if not monitors:
@@ -105,20 +105,20 @@ class WorkerSocket:
             client.send(message)
 
     def problem(self, what: str, detail: str, step: int | None = None, *, failed: str | None = None) -> None:
-        """Logs and reports something that failed and that training survives.
+        """Logs and reports a failure that does not stop training.
 
         Args:
-            what: failed.
-            detail: why.
-            step: the save concerned.
-            failed: the tier ("memory" included) that the save has not reached and will not; None: no save failed.
+            what: the failed operation.
+            detail: the reason.
+            step: the step of the save, if it concerns one.
+            failed: the tier ("memory" included) that the save will not reach; None: no save failed.
         """
         log.warning("%s%s: %s", what, "" if step is None else f", step {step}", detail)
         optional = {key: value for key, value in (("step", step), ("failed", failed)) if value is not None}
         self.to_monitors("problem", what=what, detail=detail, **optional)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Starts the task itself: asyncio's own task logs an error when it is cancelled, in Python 3.12.1."""
+        """Starts the task itself, because asyncio's own task logs an error on cancellation in Python 3.12.1."""
         self._tasks.start(self._converse(reader, writer))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +141,7 @@ class WorkerSocket:
                 await writer.wait_closed()
 
     async def _dispatch(self, client: Client, message: dict[str, Any]) -> None:
-        """A message without an id is handled before the next is read; requests are answered as they get ready."""
+        """Handles a message without an id before the next one is read. Requests are answered when they are ready."""
         if message.get("op") == "hello":
             self._hello(client, message)
         elif not client.role:

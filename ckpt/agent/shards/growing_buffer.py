@@ -1,6 +1,6 @@
-"""Memory for a shard yet to be filled, taken from the system a little ahead of whoever fills it.
+"""Memory for a shard that is being received, allocated a little ahead of the bytes.
 
-New memory costs about as much as the bytes that arrive there: both go on at once.
+Allocating memory takes about as long as receiving the bytes, so both run at the same time.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from types import TracebackType
 
 from ckpt.native.pages import populate_for_writing
 
-SLICE_BYTES = 8 << 20  # a multiple of any page size; some milliseconds
+SLICE_BYTES = 8 << 20  # a multiple of every page size; takes some milliseconds
 
 
 class Room:
-    """Bytes of a file in a memory directory, while they are filled. Ends with its `with` block."""
+    """A file in a memory directory during its filling. Allocation ends with the `with` block."""
 
     def __init__(self, descriptor: int, memory: mmap.mmap | memoryview, spans: Sequence[tuple[int, int]]) -> None:
         """
         Args:
-            descriptor: the file's; may be closed afterwards.
+            descriptor: descriptor of the file; may be closed afterwards.
             memory: the file, mapped for writing.
-            spans: which bytes, as (first, one past the last); ascending, from a page's first byte on; small.
-                Empty: their memory is there already.
+            spans: the byte ranges to fill, as (first, one past the last): small, ascending, starting at page
+                boundaries. Empty: their memory is already allocated.
 
         Raises:
             OSError: the memory file system is full.
         """
         self.data = memoryview(memory)
         self._spans = spans
-        self._there = 0 if spans else len(self.data)  # what is wanted of the first so many bytes has its memory
+        self._there = 0 if spans else len(self.data)  # wanted bytes before this one have their memory
         self._ended = False
         if not spans:
             return
         _refuse_if_full(descriptor, sum(stop - start for start, stop in spans))
         self._descriptor = os.dup(descriptor)
-        weakref.finalize(self, os.close, self._descriptor)  # no sooner: a thread that reads storage may outlive `with`
+        weakref.finalize(self, os.close, self._descriptor)  # not sooner: a thread that reads storage may outlive `with`
         self(*spans[0])
         self._there = spans[0][1]
         Thread(target=self._go_ahead, daemon=True).start()
 
     def __call__(self, start: int, stop: int) -> memoryview:
-        """Some of the bytes, to be written to.
+        """A range of the bytes, to write to.
 
         Raises:
-            OSError: the memory file system is full, or nobody waits for the bytes any more.
+            OSError: the memory file system is full, or the bytes are no longer needed.
         """
         if self._ended:
-            raise OSError(errno.ECANCELED, "memory asked for that is not filled any more")
+            raise OSError(errno.ECANCELED, "memory requested after the end of the filling")
         if stop > self._there:
-            os.posix_fallocate(self._descriptor, start, stop - start)  # else SIGBUS, or an error of MPI's, later
+            os.posix_fallocate(self._descriptor, start, stop - start)  # without it, a SIGBUS or an MPI error later
         return self.data[start:stop]
 
     def all(self) -> memoryview:
-        """The file, with memory for all that is wanted of it: takes a while. Raises OSError as a call does."""
+        """The whole file, once memory for all wanted bytes is allocated. Slow. Raises OSError as a call does."""
         for start, stop in self._spans:
             self(start, stop)
         return self.data
@@ -72,23 +72,23 @@ class Room:
         self._ended = True
 
     def _go_ahead(self) -> None:
-        """Takes memory and maps it: a page that is not mapped when it is written to costs several times as much."""
+        """Allocates and maps memory, because the first write to an unmapped page costs several times as much."""
         for start, stop in self._spans:
             try:
                 self(start, stop)
             except OSError:
-                return  # who wants these bytes is told, if anybody does
+                return  # a later call reports the error
             self._there = max(self._there, stop)
             populate_for_writing(self.data, start, stop - start)
 
 
 def slices(nbytes: int) -> list[tuple[int, int]]:
-    """A whole file."""
+    """The span of a whole file."""
     return [(start, min(start + SLICE_BYTES, nbytes)) for start in range(0, nbytes, SLICE_BYTES)]
 
 
 def _refuse_if_full(descriptor: int, nbytes: int) -> None:
-    """Better than to fill it to its end first: others live there."""
+    """Refuses before the file system is full, because other processes use it too."""
     system, status = os.fstatvfs(descriptor), os.fstat(descriptor)
     free = system.f_bavail * system.f_frsize
     if system.f_blocks and nbytes - 512 * status.st_blocks > free:

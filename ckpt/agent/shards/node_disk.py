@@ -1,4 +1,4 @@
-"""What this node's own disk (the NVMe tier) holds: shards for a restore, read and verified, never changed."""
+"""The shards on this node's own disk (the NVMe tier), for a restore: read and verified, never changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DiskShard:
 
     @property
     def path(self) -> Path | None:
-        """The file that it lies in, from byte `place.offset` on."""
+        """The file of the shard, which starts at byte `place.offset`."""
         return self.tier.data_path(self.record.save, self.place.file)
 
     @property
@@ -41,7 +41,7 @@ class DiskShard:
         return reads.reader(self.tier, self.record.save, self.place)
 
     def blocks(self, blocks: Sequence[int] | None) -> Iterator[memoryview]:
-        """Some blocks (None: all), each read when it is asked for; raises AgentError."""
+        """Some blocks (None: all), each read when it is iterated over. Raises AgentError."""
         nbytes = self.record.layout.nbytes
         for block in range(block_count(nbytes)) if blocks is None else blocks:
             data = memoryview(bytearray(min(BLOCK_BYTES, nbytes - block * BLOCK_BYTES)))
@@ -53,23 +53,23 @@ class DiskShard:
 
 
 class NodeDisk:
-    """The shards of node-local tiers on this node, as they were when the attempt began."""
+    """The shards of node-local tiers on this node at the start of the attempt."""
 
     def __init__(self, tiers: dict[str, Tier]) -> None:
         self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NvmeTier)}
         self._shards: dict[tuple[SaveId, int], DiskShard] = {}
         self._verified: set[tuple[SaveId, int]] = set()
-        self.last_commit_s = 0.0  # since the epoch; 0 when there is none
-        self._damaged: dict[SaveId, tuple[Tier, str]] = {}  # what was read and does not match, and what that is
+        self.last_commit_s = 0.0  # since the epoch; 0 if there is none
+        self._damaged: dict[SaveId, tuple[Tier, str]] = {}  # saves whose bytes do not match: tier and reason
 
     async def scan(self, holder: str) -> str | None:
-        """Takes the disk for this run and reads its manifests; returns why that could not be.
+        """Locks the disk for this run and reads its manifests. Returns the problem if it cannot, else None.
 
         Args:
-            holder: who we are, for another run that comes.
+            holder: name of this run, for the errors of other runs.
 
         Raises:
-            DiskInUse: another run that lives writes there.
+            DiskInUse: another live run writes there.
         """
         problems = []
         for name, tier in self._tiers.items():
@@ -86,7 +86,7 @@ class NodeDisk:
         return "; ".join(problems) or None
 
     def leave(self) -> None:
-        """Another run may have the disk."""
+        """Releases the disk for another run."""
         for tier in self._tiers.values():
             tier.leave()
 
@@ -95,18 +95,21 @@ class NodeDisk:
         return [(save, shard.record.world_size, rank) for (save, rank), shard in self._shards.items()]
 
     def find(self, save: SaveId, rank: int) -> DiskShard | None:
-        """A shard, which may not have been verified yet."""
+        """A shard, which may not be verified yet."""
         return self._shards.get((save, rank))
 
     def shard(self, save: SaveId, rank: int) -> DiskShard:
-        """As `find`; raises AgentError when there is none."""
+        """As `find`, but raises AgentError if there is none."""
         found = self.find(save, rank)
         if found is None:
             raise AgentError(f"rank {rank} of step {save.step} is not held here")
         return found
 
     async def verify(self, save: SaveId, rank: int) -> bool:
-        """Whether a shard is there and every byte of it matches; reads it once. One that does not is struck off."""
+        """Whether a shard exists and every byte of it matches.
+
+        It is read once. A shard that does not match is removed from here.
+        """
         found = self.find(save, rank)
         if found is None or (save, rank) in self._verified:
             return found is not None
@@ -124,7 +127,7 @@ class NodeDisk:
         return await self.verify(save, rank)
 
     def strike(self, save: SaveId, rank: int, error: Exception) -> None:
-        """Never offer a shard again in this attempt; it stays on disk."""
+        """Never offers a shard again in this attempt. The file stays on the disk."""
         found = self._shards.pop((save, rank), None)
         if found is not None:
             log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
@@ -132,7 +135,7 @@ class NodeDisk:
                 self._damaged[save] = found.tier, str(error)
 
     async def quarantine(self, save: SaveId) -> list[tuple[str, str]]:
-        """Quarantines what this disk has of a save whose bytes are damaged; says where it is now, and why."""
+        """Quarantines this disk's part of a damaged save. Returns its new paths and the reasons."""
         if save not in self._damaged:
             return []
         tier, reason = self._damaged.pop(save)

@@ -29,9 +29,7 @@ class Stager:
         self.tokens: dict[str, int] = {}  # of the plan's groups of replicas; see ckpt.worker.save.replicas
         self._rank = rank
         self._shares: dict[int, Share] = {}  # by index of the piece; other pieces are stored whole
-        self._cuts: list[tuple[int, Any]] | None = (
-            None  # by piece: tensor number and index; None: pieces are the tensors
-        )
+        self._cuts: list[tuple[int, Any]] | None = None  # by piece: tensor and index in it; None: one piece a tensor
         self._sharing = True
         self._signature: list[tuple[Any, ...]] | None = None
         self._chunks: tuple[Chunk, ...] = ()
@@ -41,9 +39,7 @@ class Stager:
         self._views: dict[int, tuple[Any, list[Local]]] = {}  # by slot index: the mapping and the views of it
         self._device = device or Cuda()
         self._overlap = Overlap(self._device)
-        self._pins: dict[
-            int, tuple[Any, Callable[[], None] | None]
-        ] = {}  # by slot index: the mapping, its unpin function
+        self._pins: dict[int, tuple[Any, Callable[[], None] | None]] = {}  # by slot index: the mapping and its unpin
         self._pinning = threading.Lock()
 
     def store_replicas_everywhere(self) -> None:
