@@ -329,11 +329,19 @@ def _decide(turn: Turn) -> None:
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
         what = f"not all ranks {late} in time ({asked.stop}); they were ended"
         turn.record("problem", attempt=attempt.number, what=what)
-    if turn.state.job.has_checkpoint and attempt.all_ended and outcome != "cancelled":
+    has_work = outcome != "cancelled" and not (outcome == "resized" and _is_committed(turn))
+    if turn.state.job.has_checkpoint and attempt.all_ended and has_work:
         turn.do(Send(nodes=agent_world.nodes(turn), order=Order.RELEASE_AGENT, attempt=attempt.number))
         turn.enter_phase(AttemptPhase.RELEASING)
     else:
         teardown.kill(turn)
+
+
+def _is_committed(turn: Turn) -> bool:
+    """Whether the step at which all ranks stopped is committed. The next attempt takes it from memory, so agents need
+    not write it to the lower tiers."""
+    attempt = turn.attempt
+    return _tells_steps(turn) and attempt.step is not None and 0 < attempt.step <= attempt.committed_step
 
 
 def _look(turn: Turn) -> None:

@@ -238,6 +238,20 @@ def test_a_resize_is_no_fault_and_no_restart() -> None:
     assert play.state.history.gains.restarts == 1
 
 
+@pytest.mark.parametrize("committed", [None, 6, 7])
+def test_agents_are_given_time_at_the_end_only_for_a_step_that_is_not_committed(committed: int | None) -> None:
+    """A step that is committed stays in memory; its way to the lower tiers would hold up the next attempt."""
+    play = running()
+    play.boost("b", "b1")
+    play.passes(SETTLE_S)
+    if committed is not None:
+        play.commit(committed)
+    play.end_well(step=7)
+    assert len(play.orders(Order.RELEASE_AGENT)) == (committed != 7)
+    assert [event["outcome"] for event in play.events("attempt_end")] == ["resized"]
+    assert play.attempt.number == 1
+
+
 def test_spares_replace_lost_nodes_and_do_not_make_the_job_larger() -> None:
     play = running(make_elastic(2, spares=2), "x1")
     assert play.attempt.nodes == ("n1", "n2", "x1")
