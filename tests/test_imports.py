@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 # The launcher knows ckpt and lifecycle by their public faces only.
 PUBLIC_ONLY = {
-    "ckpt": {"ckpt", "ckpt.agent.process.launch", "ckpt.cli.app", "ckpt.timeouts"},
+    "ckpt": {"ckpt", "ckpt.agent.process.launch", "ckpt.cli.app", "ckpt.tiers.nvme", "ckpt.timeouts"},
     "lifecycle": {
         "lifecycle",
         "lifecycle.blocks",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckpt.errors import NamespaceError
 from ckpt.format.file_lock import locked
+from ckpt.tiers.catalog import run_tag, steps_since
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.throttle import Throttle
 
@@ -76,3 +77,24 @@ class NvmeTier(SharedTier):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def remove_run(self, run_id: str) -> list[str]:
+        """Remove what a run has written on this node. For a run that continues without the node.
+
+        Steps of other runs stay, and steps in quarantine.
+
+        Returns:
+            The names of the removed steps.
+
+        Raises:
+            DiskInUse, NamespaceError, ConfigError, OSError: as `occupy`, or a step cannot be removed.
+        """
+        if not self.folder.is_dir():
+            return []
+        names = [name for name in steps_since(self._directories(), 0) if name.endswith(f".{run_tag(run_id)}")]
+        self.occupy(f"run {run_id}, which removes its steps")
+        try:
+            self._remove(names, lambda name: None)
+        finally:
+            self.leave()
+        return names

@@ -99,10 +99,15 @@ class SharedTier(Tier):
         removed: Removed = lambda name: None,
     ) -> list[str]:  # fmt: skip
         """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
-        names = []
-        for entry in superfluous(list(self.catalog()), keep, directory_name(running) if running else None, complete):
-            os.replace(self.folder / entry.name, self.folder / f"{_TRASH}{entry.name}")
-            names.append(entry.name)
+        entries = superfluous(list(self.catalog()), keep, directory_name(running) if running else None, complete)
+        names = [entry.name for entry in entries]
+        self._remove(names, removed)
+        return names
+
+    def _remove(self, names: Collection[str], removed: Removed) -> None:
+        """Removes steps, and those that a killed process has not removed to the end."""
+        for name in names:
+            os.replace(self.folder / name, self.folder / f"{_TRASH}{name}")
         for trash in self.folder.glob(f"{_TRASH}*"):
             if trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
                 log.warning("%s: was a symbolic link; removed, what it led to is left alone", trash)
@@ -110,7 +115,6 @@ class SharedTier(Tier):
             else:
                 shutil.rmtree(trash)
                 removed(trash.name.removeprefix(_TRASH))
-        return names
 
     def _get(self, path: str, max_bytes: int) -> bytes:
         file = self.folder / path

@@ -28,6 +28,7 @@ _ACK_EVERY_S = 0.9  # every other heartbeat
 _CLOSE_TIMEOUT_S = 3.0
 _FEWEST_HALF_OPEN = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+LEAVE = {"op": "leave", "forget": False, "clear_disk": False}
 _OTHER_FILES = 256  # descriptors for logs, pipes and sockets, in addition to the runners' connections
 
 
@@ -99,7 +100,7 @@ class Links:
         self._inbox = inbox
         self._links: dict[str, _Link] = {}
         self._seconds: dict[str, _Link] = {}  # second runner of a node, from another allocation
-        self._dismissed: dict[tuple[str, str], bool] = {}  # node, allocation ("": any) -> whether it forgets its memory
+        self._dismissed: dict[tuple[str, str], Message] = {}  # by node and allocation ("": any), the order to leave
         self._is_closed = False
         self.heartbeats = Heartbeats()
         self.term = 0
@@ -158,11 +159,12 @@ class Links:
         Args:
             node: the node.
             forget: whether the runner removes its memory directory.
-            allocation: only the runner of this allocation; "" for any.
+            allocation: only the runner of this allocation, which leaves a job that goes on: what it is to forget, it
+                forgets on the node's disk too; "" for any.
         """
-        self._dismissed[node, allocation] = forget
+        leave = LEAVE | {"forget": forget, "clear_disk": forget and allocation != ""}
+        self._dismissed[node, allocation] = leave
         link = self._last(node)
-        leave = {"op": "leave", "forget": forget}
         for found in (self._links.get(node), self._seconds.get(node)):
             if found is not None and allocation in ("", found.allocation):
                 found.channel.send(leave)
@@ -205,8 +207,7 @@ class Links:
         if not self._is_of_this_start(channel, hello):
             return
         if self._is_dismissed(node, allocation):
-            forget = self._dismissed.get((node, allocation), self._dismissed.get((node, ""), False))
-            channel.send({"op": "leave", "forget": forget})
+            channel.send(self._dismissed.get((node, allocation), self._dismissed.get((node, ""), LEAVE)))
             return
         link = _Link(channel, hello, allocation)
         before = self._last(node)
@@ -282,7 +283,7 @@ class Links:
         found = f"restart {restart_count!r} of the job, expected {self._restart_count}"
         log.warning("runner of %s at %s refused: it is of %s", hello["node"], channel.peer_host, found)
         if isinstance(restart_count, int) and restart_count < self._restart_count:
-            channel.send({"op": "leave", "forget": False})
+            channel.send(LEAVE)
         return False
 
     async def _serve_follower(self, channel: Channel) -> None:

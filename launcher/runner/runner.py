@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Coroutine
 
+from ckpt import CheckpointError
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.host_addresses import own_addresses
 from launcher.disk_read import DiskRead
@@ -266,6 +267,8 @@ class Runner:
             ram_dir, is_booster = self._config.ram_dir, self._config.is_booster
             if message["forget"] and (is_booster or not is_left_to_epilog(ram_dir, os.environ)):
                 remove_memory_dir(ram_dir)  # the run continues without the booster, and has its shards
+            if message["clear_disk"]:
+                await asyncio.to_thread(self._clear_disk)
         elif op == "hold":
             await attempt.end(next_attempt=message["attempt"], generation=message["generation"])
             self._report_log.clear()
@@ -279,6 +282,20 @@ class Runner:
             attempt.renew_agent(message["generation"])
         elif op == "dump":
             self._in_background(attempt.dump(message["attempt"]))
+
+    def _clear_disk(self) -> None:
+        """Removes the run's steps from the node's disk: nobody restores from them without the node."""
+        checkpoint = self._spec.checkpoint if self._spec is not None else None
+        if checkpoint is None or checkpoint.nvme is None:
+            return
+        from ckpt.tiers.nvme import NvmeTier
+
+        tier = NvmeTier(checkpoint.nvme.path, checkpoint.namespace, node=self._config.node)
+        try:
+            names = tier.remove_run(self._config.run_id)
+            log.info("%d steps removed from %s, as the job goes on without this node", len(names), tier.where)
+        except (CheckpointError, OSError) as error:
+            log.warning("the job's steps stay on this node's disk: %s", error)
 
     def _on_sigterm(self) -> None:
         """Slurm will end the step (requeue, preemption), so all ranks stop at one boundary and save."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.connections.host_addresses import ranges
-from launcher.connections.links import Links
+from launcher.connections.links import LEAVE, Links
 from launcher.core import begin, decide, inputs
 from launcher.core import commands as do
 from launcher.core.commands import Command
@@ -390,7 +390,7 @@ class Supervisor:
         do.Settle: lambda self, _: self._spawn(self._settle()),
         do.Send: _send,
         do.StartWorkers: _start_workers,
-        do.Leave: lambda self, command: self._links.send(command.node, {"op": "leave", "forget": False}),
+        do.Leave: lambda self, command: self._links.send(command.node, LEAVE),
         do.Dismiss: lambda self, command: self._links.dismiss(
             command.node, forget=command.forget, allocation=command.allocation
         ),

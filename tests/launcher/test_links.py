@@ -11,7 +11,7 @@ import pytest
 
 from launcher.connections import links
 from launcher.connections.channel import Channel, ChannelError, Message, connect
-from launcher.connections.links import Links
+from launcher.connections.links import LEAVE, Links
 from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm, Terminated
 
 SECRET = b"secret"
@@ -121,7 +121,7 @@ def test_one_that_has_taken_over_and_to_which_nobody_comes_doubts_itself_too() -
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize(("restart_count", "answer"), [(1, {"op": "leave", "forget": False}), (3, None), ("2", None)])
+@pytest.mark.parametrize(("restart_count", "answer"), [(1, LEAVE), (3, None), ("2", None)])
 def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
     restart_count: object, answer: Message | None
 ) -> None:
@@ -272,7 +272,7 @@ def test_a_node_that_the_next_booster_has_already_got_is_the_earlier_ones_until_
         runners.links.send("b1", {"op": "stop"})
         assert await asyncio.wait_for(first.receive(), DEADLINE_S) == {"op": "stop"}
         runners.links.dismiss("b1", forget=True, allocation="8")
-        assert await asyncio.wait_for(first.receive(), DEADLINE_S) == {"op": "leave", "forget": True}
+        assert await asyncio.wait_for(first.receive(), DEADLINE_S) == LEAVE | {"forget": True, "clear_disk": True}
         await first.close()
         assert await runners.next_of(NodeJoined) == joined
         assert await runners.next_of(Terminated) == Terminated(node="b1")
@@ -294,7 +294,7 @@ def test_a_dismissed_booster_stays_away_and_the_next_one_on_its_node_is_taken_on
         heard(runners)
         hello = {"op": "hello", "node": "b1", "restart_count": 0, "allocation": "8", "warm": True, "port": 1}
         channel, answer = await connect("127.0.0.1", runners.port, SECRET, hello)
-        assert answer == {"op": "leave", "forget": True}
+        assert answer == LEAVE | {"forget": True, "clear_disk": True}
         await channel.close()
         await runners.connect("b1", "9")
         assert heard(runners) == [NodeJoined(node="b1", allocation="9", is_warm=True)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.connections.channel import Channel, Message, serve
+from launcher.connections.links import LEAVE
 from launcher.leadership import succession as succession_module
 from launcher.leadership.succession import Succession
 from launcher.leadership.terms import Term, claim, newest, newest_number, renew
@@ -111,8 +112,8 @@ def test_a_supervisor_that_wakes_up_after_its_succession_is_not_obeyed(
             channel = await frozen.runner()
             await asyncio.sleep(0.6)  # twice SUSPECT_S: silent
             successor.take_office(next_port)
-            channel.send({"op": "leave", "forget": False})
-            (await successor.runner()).send({"op": "leave", "forget": False})
+            channel.send(LEAVE)
+            (await successor.runner()).send(LEAVE)
             await asyncio.wait_for(running, DEADLINE_S)
 
     asyncio.run(scene())
@@ -137,7 +138,7 @@ def test_a_runner_that_cannot_start_workers_says_so_to_each_supervisor(
                 channel = await supervisor.runner()
                 while "broken" not in supervisor.ops:
                     await asyncio.sleep(0.01)
-                channel.send({"op": "leave", "forget": False})
+                channel.send(LEAVE)
                 await asyncio.wait_for(first, DEADLINE_S)
 
     asyncio.run(asyncio.wait_for(scene(), DEADLINE_S))
@@ -171,7 +172,7 @@ def test_a_runner_whose_terms_cannot_be_read_goes_on_with_its_heartbeats(
             before = supervisor.heard
             while supervisor.heard < before + 10:
                 await asyncio.sleep(0.01)
-            channel.send({"op": "leave", "forget": False})
+            channel.send(LEAVE)
             while supervisor.heard >= 0:
                 await asyncio.sleep(0.01)
             thaws.set()
@@ -192,7 +193,7 @@ def test_a_silent_supervisor_is_left_for_its_successor_before_it_is_given_up(
             running = asyncio.create_task(runner(job_dir, port).run())
             await silent.runner()
             successor.take_office(next_port)
-            (await successor.runner()).send({"op": "leave", "forget": False})
+            (await successor.runner()).send(LEAVE)
             await asyncio.wait_for(running, DEADLINE_S)
 
     asyncio.run(scene())
