@@ -19,12 +19,16 @@ class _Booster:
         waits: why it waits in the queue.
         leaves: why it leaves.
         nodes: the nodes whose runners have connected.
+        warm: those of them that can start workers at once.
+        out: those of them that are out of use.
     """
 
     size: int
     waits: str = ""
     leaves: str = ""
-    nodes: tuple[str, ...] = ()
+    nodes: frozenset[str] = frozenset()
+    warm: frozenset[str] = frozenset()
+    out: frozenset[str] = frozenset()
 
 
 class Size:
@@ -50,7 +54,8 @@ class Size:
         if self._ended is not None:
             allocation, reason = self._ended
             parts.append(f"booster {allocation} has ended ({reason}), another is requested later")
-        return f"{len(self._nodes)} nodes train; " + "; ".join(parts)
+        count = len(self._nodes)
+        return f"{count} node{'s train' if count != 1 else ' trains'}; " + "; ".join(parts)
 
     def _state(self, allocation: str, booster: _Booster) -> str:
         name = f"booster {allocation} ({booster.size} node{'s' if booster.size != 1 else ''})"
@@ -58,8 +63,12 @@ class Size:
             return f"{name} leaves: {booster.leaves}"
         if not booster.nodes:
             return f"{name} waits in the queue{f': {booster.waits}' if booster.waits else ''}"
+        if booster.out:
+            return f"{name} has lost {', '.join(sorted(booster.out))}"
         if any(node in self._nodes for node in booster.nodes):
             return f"{name} trains"
+        if len(booster.warm) < booster.size:
+            return f"{name} has its nodes, and starts on them"
         return f"{name} is ready and joins at the next resize"
 
     def _change(self, event: Event, **changes: Any) -> None:
@@ -83,8 +92,20 @@ class Size:
 
     def _on_node_ready(self, event: Event) -> None:
         booster = self._boosters.get(event.get("allocation") or "")
-        if booster is not None and event["node"] not in booster.nodes:
-            self._change(event, nodes=(*booster.nodes, event["node"]))
+        if booster is not None:
+            node = {event["node"]}
+            self._change(
+                event, nodes=booster.nodes | node, warm=booster.warm | node if event.get("warm") else booster.warm
+            )
+
+    def _on_node_out(self, event: Event) -> None:
+        for allocation, booster in self._boosters.items():
+            if event["node"] in booster.nodes:
+                self._boosters[allocation] = replace(booster, out=booster.out | {event["node"]})
+
+    def _on_node_back(self, event: Event) -> None:
+        for allocation, booster in self._boosters.items():
+            self._boosters[allocation] = replace(booster, out=booster.out - {event["node"]})
 
     def _on_node_leaving(self, event: Event) -> None:
         self._change(event, leaves=event.get("reason") or "preempted")

@@ -105,6 +105,8 @@ def describe(event: Event) -> str:
         case "node_out":
             return f"{node} is {'lost' if event.get('lost') else 'out for the rest of the job'}{because}"
         case "node_back":
+            if event.get("allocation"):
+                return f"{node} may be used again: it was lost as booster {event['allocation']} ended"
             return f"{node} is back"
         case "resize":
             return f"resize from {event.get('size')} to {plural(event.get('to'), 'node')}{because}"

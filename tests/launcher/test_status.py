@@ -240,6 +240,8 @@ def test_status_says_why_a_job_has_its_size() -> None:
         "2 nodes train; booster 41 (2 nodes) is ready and joins at the next resize; "
         "booster 42 (2 nodes) waits in the queue: Priority"
     )
+    starting = [told for told in GROWN[:-2] if told.get("node") != "x2"]
+    assert "booster 41 (2 nodes) has its nodes, and starts on them" in (status_of(starting, now_s=30).size or "")
     size = status_of(RESIZED, now_s=36).size
     assert size is not None and size.startswith("4 nodes train; booster 41 (2 nodes) trains; booster 42")
     leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="41", reason="preempted")]
@@ -263,7 +265,10 @@ def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
 def test_a_node_that_was_lost_with_its_booster_is_neither_out_nor_a_spare() -> None:
     lost = event(40, "node_out", node="x1", reason="its connection closed", lost=True)
     back = event(50, "node_back", node="x1", allocation="41")
+    assert describe(back) == "x1 may be used again: it was lost as booster 41 ended"
     left = event(45, "attempt_start", attempt=2, nodes=["n1", "n2"], spares=[], rung="shrink")
+    smaller = status_of([*RESIZED, lost, left], now_s=46).size
+    assert smaller is not None and "booster 41 (2 nodes) has lost x1" in smaller
     status = status_of([*RESIZED, lost, left, back], now_s=51)
     assert (dict(status.out), status.spares) == ({}, ())
 
