@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broken_job import SCRIPT
 from main_job import Event, Watch
+from s3_kit import s3_server
+from tier_reads import TierReads
 
+from ckpt.tiers.nvme import NvmeTier
+from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.reads import reader, verify
+from ckpt.tiers.s3 import S3Tier
+from ckpt.tiers.tier import Tier
 from launcher import Executor, JobSpec
 from launcher.registry import find_job
 from launcher.run_id import local_run_id
@@ -21,17 +29,27 @@ SIZE_S = 90.0
 
 
 class LocalJob:
-    """An elastic job of two to four nodes, on two of them at first."""
+    """An elastic job of two to four nodes, on two of them at first.
 
-    def __init__(self, folder: Path, **elastic: Any) -> None:
-        shared = {"path": str(folder / "shared"), "every_steps": 100_000}
-        checkpoint = {"namespace": "local", "memory": {"every_steps": 10, "keep": 2}, "shared": shared}
+    Args:
+        folder: for the job's folder, and its tiers.
+        tiers: of its checkpoint, besides memory and the nodes' disks.
+    """
+
+    def __init__(self, folder: Path, **tiers: dict[str, Any]) -> None:
+        self.disks = folder / "nvme"
+        checkpoint = {
+            "namespace": "local",
+            "memory": {"every_steps": 10, "keep": 2},
+            "redundancy": {"scheme": "partner"},
+            "nvme": {"path": str(self.disks), "every_steps": 10},
+        }
         job = {
             "name": "local",
             "script": str(SCRIPT),
             "nodes": 2,
-            "elastic": {"min_nodes": 2, "max_nodes": 4, "scaling_timeout_s": 0.5, "scale_up_snooze_s": 1} | elastic,
-            "checkpoint": checkpoint | {"redundancy": {"scheme": "partner"}},
+            "elastic": {"min_nodes": 2, "max_nodes": 4, "scaling_timeout_s": 0.5, "scale_up_snooze_s": 1},
+            "checkpoint": checkpoint | tiers,
         }
         self.submitted = Executor(folder=folder / "%j", cluster="local").submit(JobSpec.from_mapping(job, folder))
         self.folder = self.submitted.paths.folder
@@ -53,6 +71,10 @@ class LocalJob:
 
         return self.watch.until(found, SIZE_S, f"attempt that trains on {nodes} nodes")
 
+    def on_disk(self, node: str) -> list[int]:
+        """The steps of which a node's disk has its part."""
+        return [save.step for save in NvmeTier(self.disks, "local", node=node).steps()]
+
     def finish(self, reference: dict[int, str]) -> None:
         """Has it end; its weights are those of a run that nothing interrupts, as its gradients are whole numbers."""
         (self.folder / "finish").touch()
@@ -65,28 +87,79 @@ class LocalJob:
         assert not memory_dir(local_run_id(self.folder)).exists()
 
 
+@contextmanager
+def running(job: LocalJob) -> Iterator[LocalJob]:
+    try:
+        yield job
+    finally:
+        if not job.watch.events("job_end"):
+            cancel_job(find_job(str(job.folder)))
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[LocalJob]:
-    job = LocalJob(tmp_path)
-    yield job
-    if not job.watch.events("job_end"):
-        cancel_job(find_job(str(job.folder)))
+    with running(LocalJob(tmp_path)) as job:
+        yield job
 
 
-def test_it_grows_and_shrinks_as_asked_and_its_state_goes_from_memory_to_memory(
+def read_newest(tier: Tier) -> None:
+    """As a restore would, all of it."""
+    save = tier.steps()[0]
+    for place in tier.read_manifest(save).shards:
+        verify(reader(tier, save, place), place)
+
+
+def test_its_state_goes_from_memory_to_memory_and_nothing_is_read_below(
+    tmp_path: Path, steady_digests: dict[int, str]
+) -> None:
+    """Neither as it grows nor as it shrinks, though the shared directory and the bucket have steps to read."""
+    shared, section = tmp_path / "shared", {"every_steps": 20, "keep": 2}
+    shared.mkdir()
+    with s3_server(tmp_path / "s3") as s3:
+        reads = TierReads(mapped=shared, served=s3.root)
+        tiers = {"shared": section | {"path": str(shared)}, "s3": section | s3.section()}
+        with running(LocalJob(tmp_path, **tiers)) as job:
+            job.trains_on(2)
+            for nodes in (4, 2, 3):
+                for tier in ("shared", "s3"):
+                    job.watch.wait_for(
+                        "commit", SIZE_S, tier=tier, attempt=job.watch.events("attempt_start")[-1]["attempt"]
+                    )
+                job.scale(nodes)
+                job.trains_on(nodes)
+            assert reads.files() == [], job.watch.story()
+            ends = job.watch.events("attempt_end")
+            # Of the two boosters that four nodes need, one may come later, in a resize of its own.
+            assert len(ends) in (3, 4) and {event["outcome"] for event in ends} == {"resized"}, job.watch.story()
+            restores = [(event["step"], event["tier"]) for event in job.watch.events("restore")[1:]]
+            assert restores == [(event["step"], "memory") for event in ends], job.watch.story()
+            assert not job.watch.events("fault") and not job.watch.events("backoff"), job.watch.story()
+            job.finish(steady_digests)
+        for tier in (SharedTier(shared, "local"), S3Tier(s3.section()["url"], "local", s3.options)):
+            before = len(reads.files())
+            read_newest(tier)
+            job.watch.until(lambda before=before: len(reads.files()) > before or None, 10, "read that is counted")
+
+
+def test_nodes_that_leave_keep_nothing_of_it_and_those_that_stay_keep_their_disks(
     job: LocalJob, steady_digests: dict[int, str]
 ) -> None:
     job.trains_on(2)
-    for nodes in (4, 2, 3):
-        job.scale(nodes)
-        job.trains_on(nodes)
-    ends = job.watch.events("attempt_end")
-    # Of the two boosters that four nodes need, one may come later, in a resize of its own.
-    assert len(ends) in (3, 4) and {event["outcome"] for event in ends} == {"resized"}, job.watch.story()
-    restores = [(event["step"], event["tier"]) for event in job.watch.events("restore")[1:]]
-    assert restores == [(event["step"], "memory") for event in ends], job.watch.story()
-    assert not job.watch.events("fault") and not job.watch.events("backoff"), job.watch.story()
+    job.scale(4)
+    four = job.trains_on(4)
+    job.watch.wait_for("commit", SIZE_S, tier="nvme", attempt=four["attempt"])
+    assert all(job.on_disk(node) for node in four["nodes"])
+    job.scale(2)
+    two = job.trains_on(2)["nodes"]
+    for node in {*four["nodes"]} - {*two}:
+        memory = memory_dir(local_run_id(job.folder), node)
+        job.watch.until(lambda memory=memory: None if memory.exists() else True, SIZE_S, f"end of {node}'s memory")
+        job.watch.until(lambda node=node: None if job.on_disk(node) else True, SIZE_S, f"end of {node}'s steps")
+    job.scale(3)
+    three = job.trains_on(3)
+    job.watch.wait_for("commit", SIZE_S, tier="nvme", attempt=three["attempt"])
     job.finish(steady_digests)
+    assert all(job.on_disk(node) for node in three["nodes"])  # the job has ended: what it left there stays
 
 
 def test_a_booster_that_is_lost_costs_what_a_lost_node_costs_and_the_next_one_comes(
