@@ -143,7 +143,8 @@ def choose(
     """The nodes of the next attempt; None if too few are ready.
 
     A replacement takes the position of the node that it replaces, so that all other ranks stay on the nodes with their
-    memory. Each spare replaces the node nearest to it.
+    memory. Each spare replaces the node nearest to it. A node that makes the world larger comes after the node nearest
+    to it.
 
     Args:
         order: the nodes that may train; those that should train come first.
@@ -168,7 +169,19 @@ def choose(
     best = sorted(there, key=lambda node: node in avoid)[:size]
     kept = [node for node in there if node in best]
     spares = [node for node in spares if node not in kept]
-    return Choice(nodes=(*kept, *spares[: size - len(kept)]), has_shrunk=size < len(before))
+    more = spares[: size - len(kept)]
+    nodes = _join(more, kept, distance) if kept else more
+    return Choice(nodes=tuple(nodes), has_shrunk=size < len(before))
+
+
+def _join(more: Sequence[str], kept: list[str], distance: Callable[[str, str], int]) -> list[str]:
+    """The nodes of a larger world. Each further node follows the last of those that it is nearest to, so that ranks
+    beside each other are near each other."""
+    nodes = list(kept)
+    for node in more:
+        nearest = min(range(len(nodes)), key=lambda at: (distance(node, nodes[at]), -at))
+        nodes.insert(nearest + 1, node)
+    return nodes
 
 
 def _replace(leaving: list[str], spares: list[str], place: dict[str, str], distance: Callable[[str, str], int]) -> None:

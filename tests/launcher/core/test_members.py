@@ -129,6 +129,25 @@ def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
     assert nodes.choose() == ("n5", "n3", "n2")  # n5 is near n0; what is left goes where it has to
 
 
+def test_nodes_that_make_a_world_larger_follow_those_on_their_switch() -> None:
+    switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 1, "n4": 0, "n5": 2, "n6": 3}
+    nodes = Nodes(7, 7, 6, 2, distance=lambda one, other: 1 if switches[one] == switches[other] else 2)
+    nodes.lose("n2", "n3", "n4", "n5", "n6")
+    assert nodes.choose() == ("n0", "n1")
+    nodes.set(Phase.READY, "n2", "n3", "n4", "n5")
+    assert nodes.choose() == ("n0", "n4", "n1", "n3", "n2", "n5")
+    nodes.set(Phase.READY, "n6")
+    assert nodes.choose() == ("n0", "n4", "n1", "n3", "n2", "n5", "n6")
+
+
+def test_nodes_that_make_a_world_larger_come_last_where_no_switch_is_known() -> None:
+    nodes = Nodes(4, 4, 2)
+    nodes.lose("n0", "n2")
+    assert nodes.choose() == ("n1", "n3")
+    nodes.set(Phase.READY, "n0", "n2")
+    assert nodes.choose() == ("n1", "n3", "n0", "n2")
+
+
 def test_without_a_spare_the_survivors_train_in_their_order() -> None:
     nodes = Nodes(5, 4, 3, 2)
     assert nodes.choose() == ("n0", "n1", "n2", "n3")
