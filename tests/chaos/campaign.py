@@ -42,7 +42,8 @@ from slurm.testbed import TestbedError, TestCluster
 
 NODES = 5
 SETTLE_S = 180.0  # Slurm itself takes up to two minutes for a requeue
-LEFTOVER_S = 60.0
+KEEP_S = 60.0  # for which hooks keep memory for a requeue: longer than one takes
+LEFTOVER_S = KEEP_S + 30.0
 SHARE_MIB = 512
 
 
@@ -73,6 +74,8 @@ def main() -> int:
 def run(args: argparse.Namespace, path: Path) -> int:
     """All rounds; returns the exit code."""
     cluster = TestCluster.up(f"chaos-{os.getpid()}", nodes=NODES, hooks=args.hooks)
+    for node in cluster.nodes if args.hooks else ():
+        cluster.set_hooks(node, keep_memory_s=KEEP_S)
     counts: dict[str, int] = defaultdict(int)
     found: list[Cost] = []
     try:
@@ -128,7 +131,10 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
 def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: list[Injected]) -> None:
     """Faults one after another, most of them into a job that trains, some into one that is on its way back."""
     count = at.random.randint(2, 7)
-    at.job.settle()
+    if kind.redundancy is None:
+        at.job.watch.until(lambda: trains(at.job), SETTLE_S, "first step")
+    else:
+        at.job.settle()
     for index in range(count):
         choice = drawable(kind.has, last=index == count - 1)
         if args.only:
@@ -152,11 +158,12 @@ def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: li
 
 
 def trains(job: BrokenJob) -> bool | None:
-    """Whether the newest attempt has made a step of its own."""
-    events = job.watch.events()
-    starts = [index for index, event in enumerate(events) if event["event"] == "attempt_start"]
-    newest = events[starts[-1] :] if starts else []
-    return (any(e["event"] == "first_step" for e in newest) and newest[-1]["event"] != "attempt_end") or None
+    """Whether the newest attempt has made steps of its own, by what its script prints: some jobs report no step."""
+    events = [event for event in job.watch.events() if event["event"] in ("attempt_start", "attempt_end")]
+    if not events or events[-1]["event"] == "attempt_end":
+        return None
+    log = job.watch.job_dir / "log" / f"attempt-{events[-1]['attempt']}" / "rank-0.log"
+    return (log.exists() and " digest " in log.read_text(errors="replace")) or None
 
 
 def ended(job: BrokenJob) -> str | None:
