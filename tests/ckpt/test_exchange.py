@@ -241,7 +241,7 @@ def test_torch_does_not_warn_of_what_was_meant(tmp_path: Path) -> None:
 def test_an_import_into_a_directory_that_is_not_there_says_how_it_is_made(tmp_path: Path) -> None:
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "in")
     result = run("import", tmp_path / "in", tmp_path / "new", "--step", "3")
-    assert result.exit_code == 2 and "--namespace NAME makes it" in result.stderr
+    assert result.exit_code == 2 and "--namespace NAME creates it" in result.stderr
     assert run("import", tmp_path / "in", tmp_path / "new", "--step", "3", "--namespace", "a").exit_code == 0
 
 

@@ -158,7 +158,7 @@ def test_what_only_parity_could_make_again_stays_where_it_is_and_is_told(tmp_pat
     lose(tmp_path, "b")
     assert set(flush(tmp_path, "a", "c", within_s=0).values()) == {None}
     assert tier(tmp_path).steps() == []
-    assert "no node has said that it holds rank 2 and 1 more; parity is not used here" in caplog.text
+    assert "no node has listed rank 2 and 1 more. Parity is not used here" in caplog.text
     left = [tmp_path / "a", tmp_path / "c"]
     assert ckpt("rebuild", *map(str, left), "--into", str(left[0])).exit_code == 0
     assert {save.step for save in flush(tmp_path, "a", "c").values()} == {20}  # what was made again counts as a copy

@@ -102,7 +102,7 @@ def save_layouts(ckpt: Checkpointer, rank: int) -> None:
         ckpt.save(2, {"x": DTensor.from_local(torch.zeros(1), mesh, [Replicate()], shape=(4,), stride=(1,))})
     with pytest.raises(StateError, match=r"state\['y'\]: a DTensor placed by .*, expected Replicate, Shard"):
         ckpt.save(3, {"y": DTensor.from_local(torch.zeros(1), mesh, [Ragged(0)])})
-    with pytest.raises(StateError, match="has gaps between its rows, which torch's planner does not know"):
+    with pytest.raises(StateError, match="has gaps between its rows, which torch's planner cannot describe"):
         check_one_box(SimpleNamespace(state_dict=state), "gaps")
     with pytest.raises(CheckpointException):  # torch's own planner refuses it, unless it is asked not to look
         dcp.save({"gaps": state["gaps"]}, storage_writer=ckpt.dcp_writer(4))

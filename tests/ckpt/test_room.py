@@ -60,7 +60,7 @@ def test_no_more_is_taken_once_nobody_fills_it(tmp_path: Path, monkeypatch: pyte
     ended.set()
     until(lambda: "_go_ahead" not in str(threading.enumerate()), "nobody goes ahead")
     assert taken(tmp_path) < 2 * SLICE_BYTES
-    with pytest.raises(OSError, match="not filled any more"):  # who has not heard of the end
+    with pytest.raises(OSError, match="after the end of the filling"):  # who has not heard of the end
         room(2 * SLICE_BYTES, 3 * SLICE_BYTES)
 
 
