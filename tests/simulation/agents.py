@@ -104,7 +104,7 @@ class AgentGroup:
             if self._hosts and self.released_s is None:
                 self.world.clock.after(self.world.delay(0.01, 0.3), self._fail)
             elif not self._hosts:
-                self._end()
+                self._fail(self.released_s is None)
 
     def release(self, host: Host) -> None:
         """A node's agent may finish its work; they all end when all may."""
