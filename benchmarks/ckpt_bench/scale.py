@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ckpt.format.atomic_files import durable_write, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.layout import Chunk, Layout
-from ckpt.format.manifest import Manifest, ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
+from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
 from ckpt_bench.figures import Figure, timed_s
 
 WORLDS = (1024, 4096, 16384)
@@ -47,8 +48,8 @@ def _one(folder: Path, world: int) -> dict[str, tuple[float, str]]:
     packs += [_of_node(first, node) for node in range(1, world // _RANKS_PER_NODE)]
     made: list[Manifest] = []
     built_s = timed_s(lambda: made.append(new_manifest(_SAVE, world, 0.0, merge(_SAVE, "bench", world, packs))))
-    written_s = timed_s(lambda: write_manifest(folder, made[0]))
-    read_s = timed_s(lambda: made.append(read_manifest(folder)))
+    written_s = timed_s(lambda: durable_write(folder / NAME, seal_json(made[0].to_json())))
+    read_s = timed_s(lambda: made.append(parse_manifest(read_regular(folder / NAME, MAX_BYTES))))
     if made[1].shards[world - 1] != _place(world - 1, world):
         raise RuntimeError(f"benchmark: the record of rank {world - 1} did not come back as it was")
     nbytes = float((folder / "manifest.json").stat().st_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import re
 from collections import defaultdict
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
-from ckpt.format.atomic_files import open_regular
+from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import damaged_blocks
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record
 
@@ -54,15 +53,7 @@ def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[Shard
     record, path = read_record(directory, name), directory / f"{name}.data"
     if (record.save, record.rank) != (save, rank):
         raise CorruptError(f"{path}: is of rank {record.rank}, step {record.save.step} now, was rank {rank}")
-    descriptor = open_regular(path)
-    try:
-        if (size := os.fstat(descriptor).st_size) < record.nbytes:
-            raise CorruptError(f"{path}: got {size} bytes, expected at least {record.nbytes}")
-        # copy-on-write, because direct I/O needs a writable buffer; never written
-        mapped = mmap.mmap(descriptor, record.nbytes, access=mmap.ACCESS_COPY) if record.nbytes else b""
-    finally:
-        os.close(descriptor)
-    data = memoryview(mapped)
+    data = map_regular(path, 0, record.nbytes)
     if damaged := damaged_blocks(data, record.blocks):
         raise CorruptError(f"{path}: block {damaged[0]} of rank {record.rank} does not match its checksum")
     return record, data

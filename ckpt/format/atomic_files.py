@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import mmap
 import os
 import secrets
 import stat
@@ -96,6 +97,22 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
         raise CorruptError(f"{path}: got more bytes, expected at most {most_bytes}")
     return data
+
+
+def map_regular(path: Path, start: int, nbytes: int) -> memoryview:
+    """A part of a file, mapped; raises CorruptError for what is no regular file or is shorter, OSError."""
+    descriptor = open_regular(path)
+    try:
+        if (size := os.fstat(descriptor).st_size) < start + nbytes:
+            raise CorruptError(f"{path}: got {size} bytes, expected at least {start + nbytes}")
+        if not nbytes:
+            return memoryview(b"")
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        # Copy-on-write, and never written: torch warns about read-only memory, and direct I/O refuses it.
+        mapped = mmap.mmap(descriptor, start + nbytes - first, access=mmap.ACCESS_COPY, offset=first)
+        return memoryview(mapped)[start - first :]
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(path: Path) -> None:

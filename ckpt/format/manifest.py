@@ -7,17 +7,14 @@ limited, it has a checksum, every field is checked, and it can only name node or
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 from ckpt.errors import CorruptError
-from ckpt.format.atomic_files import durable_write, open_regular
 from ckpt.format.manifest_rows import Packed, Packer
-from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.format.shard_record import SaveId, ShardRecord, unseal_json
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -151,21 +148,6 @@ def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -
         _check_file(file)
     rows.sort(key=lambda row: row.rank)
     return Shards(Packed(files=packer.files, parts=packer.parts, rows=rows), save, namespace, world_size)
-
-
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Commits a step. The node files must already be durable."""
-    durable_write(directory / NAME, seal_json(manifest.to_json()))
-
-
-def read_manifest(directory: Path, *, partial: bool = False) -> Manifest:
-    """Raises CorruptError for a damaged, hostile or wrong kind of manifest, and OSError if it cannot be read."""
-    descriptor = open_regular(directory / NAME)
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        if size > MAX_BYTES:
-            raise CorruptError(f"manifest: {size} bytes, expected at most {MAX_BYTES}")
-        return parse_manifest(file.read(size), partial=partial)
 
 
 def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:

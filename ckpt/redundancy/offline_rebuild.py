@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
-from ckpt.format.atomic_files import open_regular
-from ckpt.format.checksums import BLOCK_BYTES, checksum
+from ckpt.format.atomic_files import map_regular
+from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_record
 from ckpt.redundancy.gf256 import multiply_add
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity
 from ckpt.redundancy.stripes import LossError, Sum, extents
+from ckpt.tiers.posix import read_file
+from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
-from ckpt.tiers.verified import mapped
 
 Advance = Callable[[int], object]  # called with the number of bytes after each part
 
@@ -128,30 +129,22 @@ def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Adva
     tier.begin(save)
     places = []
     for _, (path, record) in sorted(files.items()):
-        data = mapped(open_regular(path), 0, record.nbytes, str(path)) if record.nbytes else memoryview(b"")
-        places.append(tier.write_rank(save, record, data))
+        places.append(tier.write_rank(save, record, map_regular(path, 0, record.nbytes)))
         advance(record.nbytes)
     tier.commit(save, len(files), places)
 
 
 def verifies(path: Path, record: ShardRecord | ParityRecord, advance: Advance = lambda nbytes: None) -> bool:
-    """Whether a file's bytes match its record. The file is read block by block."""
+    """Whether a file's bytes match its record. The file is read a few blocks at a time."""
 
-    def read(block: int) -> bytes:
-        nbytes = min(BLOCK_BYTES, record.nbytes - block * BLOCK_BYTES)
-        advance(nbytes)
-        return os.pread(descriptor, nbytes, block * BLOCK_BYTES)
+    def read(start: int, into: memoryview) -> None:
+        read_file(path, start, into)
+        advance(len(into))
 
     try:
-        descriptor = open_regular(path)
+        return not any(True for _ in find_damaged(read, record.nbytes, record.blocks))
     except (CheckpointError, OSError):
         return False
-    try:
-        return all(checksum(read(i)) == block for i, block in enumerate(record.blocks))
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _sums(found: Survivors, rank: int) -> tuple[ParitySet, list[Sum]]:
@@ -205,14 +198,8 @@ def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, ad
             if nbytes <= 0:
                 continue
             for path, first, count, at in _files(found, over, term.member, term.parity, term.start + start, nbytes):
-                source = open_regular(path)
-                try:
-                    data = os.pread(source, count, first)
-                finally:
-                    os.close(source)
-                if len(data) != count:
-                    raise CorruptError(f"{path}: ends early, expected {count} bytes from {first}")
-                multiply_add([block[at : at + count]], memoryview(data), [term.coefficient])
+                read_file(path, first, data := memoryview(bytearray(count)))
+                multiply_add([block[at : at + count]], data, [term.coefficient])
         done = 0
         while done < len(block):
             done += os.pwrite(descriptor, block[done:], part.at + start + done)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 
 from ckpt.errors import CorruptError
-from ckpt.format.atomic_files import open_regular
+from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
@@ -35,7 +35,7 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
     nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
     if not nbytes:
         return memoryview(b"")
-    data = _room(nbytes) if path is None else mapped(open_regular(path), place.offset, nbytes, str(path))
+    data = _room(nbytes) if path is None else map_regular(path, place.offset, nbytes)
     for start in range(0, nbytes, _WINDOW_BYTES):
         end = min(nbytes, start + _WINDOW_BYTES)
         if path is None:
@@ -46,19 +46,6 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
             raise CorruptError(f"{where}: block {damaged[0]} of rank {place.rank} does not match; take another step")
         advance(end - start)
     return data
-
-
-def mapped(descriptor: int, offset: int, nbytes: int, path: str) -> memoryview:
-    """Map a part of an open file and close the file. Raises CorruptError if the file is too short."""
-    try:
-        if (size := os.fstat(descriptor).st_size) < offset + nbytes:
-            raise CorruptError(f"{path}: got {size} bytes, expected at least {offset + nbytes}; take another step")
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        # Copy-on-write, because torch warns about read-only memory. Nothing is ever written to it.
-        mapped = mmap.mmap(descriptor, offset + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
-    finally:
-        os.close(descriptor)
-    return memoryview(mapped)[offset - start :]
 
 
 def _room(nbytes: int) -> memoryview:

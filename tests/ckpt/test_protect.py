@@ -13,7 +13,7 @@ from agent_kit import FakeTransport, World, config, content, run, until
 from ckpt.agent.flush.node import FlushNode
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
-from ckpt.format.manifest import NAME, read_manifest
+from ckpt.format.manifest import NAME, parse_manifest
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 
@@ -40,7 +40,7 @@ def test_due_steps_are_flushed_and_old_ones_go(tmp_path):
             assert {event["tier"] for event in world.monitors[1].seen("commit")} == {"memory"}
             await until(lambda: committed(tmp_path / "shared") == [20, 30])
         folder = next((tmp_path / "shared" / "test").glob("step-0000000030*"))
-        manifest = read_manifest(folder)
+        manifest = parse_manifest((folder / NAME).read_bytes())
         assert [place.rank for place in manifest.shards] == [0, 1, 2, 3]
         for place in manifest.shards:
             data = (folder / place.file).read_bytes()[place.offset :][: place.record.layout.nbytes]

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt.errors import CorruptError
-from ckpt.format.atomic_files import durable_write
+from ckpt.format.atomic_files import durable_write, map_regular, read_regular
 from ckpt.format.boxes import Box, cover, intersect, subtract
 from ckpt.format.checksums import BLOCK_BYTES, Arriving, blocks_of_range, checksum, checksums, damaged_blocks
 from ckpt.format.layout import ALIGN_BYTES, Chunk, Layout, align
-from ckpt.format.manifest import ShardPlace, merge, new_manifest, pack, read_manifest, write_manifest
+from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
 from ckpt.format.rank_grid import Spread
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
 
@@ -224,6 +224,14 @@ def test_json_that_cannot_be_read_or_written_again_is_refused(body: bytes) -> No
 # manifests
 
 
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    durable_write(directory / NAME, seal_json(manifest.to_json()))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    return parse_manifest(read_regular(directory / NAME, MAX_BYTES))
+
+
 def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tmp_path: Path) -> None:
     """FSDP's rows, an uneven last rank, a scalar, an empty box, offsets that are no multiple of sizes."""
     world_size = 5
@@ -355,6 +363,28 @@ def test_a_manifest_that_is_no_file_of_a_sane_size_is_refused(tmp_path: Path, ki
         os.truncate(path, (1 << 30) + 1 if kind == "oversize" else 0)
     with pytest.raises(CorruptError):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(("start", "nbytes"), [(0, 0), (0, 9000), (4096, 4000), (4097, 1), (9000, 0)])
+def test_any_part_of_a_file_is_mapped(tmp_path: Path, start: int, nbytes: int) -> None:
+    data = os.urandom(9000)
+    (tmp_path / "a.data").write_bytes(data)
+    mapped = map_regular(tmp_path / "a.data", start, nbytes)
+    assert mapped == data[start : start + nbytes]
+    if nbytes:
+        mapped[0] ^= 1  # for libraries that want writable memory: the file stays as it is
+    assert (tmp_path / "a.data").read_bytes() == data
+
+
+def test_what_is_too_short_or_no_file_is_not_mapped(tmp_path: Path) -> None:
+    (tmp_path / "a.data").write_bytes(bytes(10))
+    (tmp_path / "link").symlink_to("a.data")
+    with pytest.raises(CorruptError, match="got 10 bytes, expected at least 11"):
+        map_regular(tmp_path / "a.data", 4, 7)
+    with pytest.raises(CorruptError, match="symbolic link"):
+        map_regular(tmp_path / "link", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        map_regular(tmp_path / "gone", 0, 0)
 
 
 # durable writes

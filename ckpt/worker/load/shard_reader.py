@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.format.atomic_files import open_regular
+from ckpt.format.atomic_files import map_regular
 from ckpt.format.boxes import Box
 from ckpt.format.checksums import block_count, blocks_of_range
 from ckpt.format.layout import Chunk
@@ -193,21 +191,9 @@ def _byte_range(read: Read) -> tuple[int, int]:
 
 
 def _map(path: str, base: int, nbytes: int) -> memoryview | None:
-    """A private mapping of the shard's bytes; None if the file is gone or too short."""
-    if not nbytes:
-        return memoryview(b"")
+    """The shard's bytes, private to us; None when the file is gone or too short."""
     try:
-        descriptor = open_regular(Path(path))
+        return map_regular(Path(path), base, nbytes)
     except (CorruptError, OSError) as error:
         log.warning("%s: %s", path, error)
         return None
-    try:
-        if os.fstat(descriptor).st_size < base + nbytes:
-            log.warning("%s: ends before byte %d of the shard", path, base + nbytes)
-            return None
-        start = base - base % mmap.ALLOCATIONGRANULARITY
-        # Copy-on-write only because torch warns of read-only memory. Nothing is ever written here.
-        memory = mmap.mmap(descriptor, base + nbytes - start, access=mmap.ACCESS_COPY, offset=start)
-    finally:
-        os.close(descriptor)
-    return memoryview(memory)[base - start :]
