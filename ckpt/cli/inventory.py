@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from ckpt.cli.output import FAILED, end, reported
 from ckpt.errors import CheckpointError, one_line
 from ckpt.format.manifest import Manifest
+from ckpt.format.memory_names import PARITY, StoredName, data_file, names_of
 from ckpt.format.shard_record import ShardRecord, read_record
 from ckpt.redundancy.parity_record import ParityRecord, read_parity
 from ckpt.tiers.catalog import CatalogEntry, directory_name
@@ -24,8 +24,6 @@ from ckpt.tiers.posix import read_file
 from ckpt.tiers.quarantine import noted_reason
 from ckpt.tiers.reads import Read, reader
 from ckpt.tiers.tier import Tier
-
-_SHARD = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+|parity)-[0-9]+\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +106,8 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
             return
         path = Path(where)
         names = os.listdir(path)
-        if "board" in names or any(map(_SHARD.fullmatch, names)):
-            yield from _memory_steps(path, names)[:newest]
+        if (stored := names_of(names)) or "board" in names:
+            yield from _memory_steps(path, stored)[:newest]
             return
         if tiers := local_tiers(path):
             for tier, kind in tiers:
@@ -142,20 +140,19 @@ def _tier_step(tier: Tier, kind: str, entry: CatalogEntry) -> StoredStep:
     return found
 
 
-def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
+def _memory_steps(folder: Path, names: list[StoredName]) -> list[StoredStep]:
     """The shards in one node's memory, by step."""
     steps: dict[tuple[Any, ...], StoredStep] = {}
-    for name in sorted(filter(_SHARD.fullmatch, names)):
-        stem = name.removesuffix(".json")
+    for name in names:
         try:
-            record = (read_parity if stem.startswith("parity") else read_record)(folder, stem)
+            record = (read_parity if name.kind == PARITY else read_record)(folder, str(name))
         except (CheckpointError, FileNotFoundError) as error:
-            problem = f"{name}: {error}"
-            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
+            problem = f"{name}.json: {error}"
+            steps[name] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
             continue
         except OSError as error:
-            unread = f"{name}: could not be read: {one_line(error)}"
-            steps[(stem,)] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
+            unread = f"{name}.json: could not be read: {one_line(error)}"
+            steps[name] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
             continue
         found = steps.setdefault(
             (record.save, record.namespace),
@@ -167,13 +164,13 @@ def _memory_steps(folder: Path, names: list[str]) -> list[StoredStep]:
                 world_size=record.world_size,
             ),
         )
-        data = folder / f"{stem}.data"
+        data = data_file(folder, name)
         found.in_memory.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
         if isinstance(record, ShardRecord):
             found.shards, found.nbytes = found.shards + 1, found.nbytes + record.nbytes
         else:
             found.parity_bytes += record.nbytes
-        found.created_s = max(found.created_s or 0.0, (folder / name).stat().st_mtime)
+        found.created_s = max(found.created_s or 0.0, (folder / f"{name}.json").stat().st_mtime)
         if not found.problems and (reason := noted_reason(folder, directory_name(record.save))) is not None:
             found.problems.append(f"quarantined by a restore: {reason}")
     return sorted(steps.values(), key=lambda step: (step.step or -1, step.attempt or -1), reverse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import damaged_blocks
+from ckpt.format.memory_names import COPY, OWN, data_file, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record
-
-_SHARD = re.compile(r"((?:own-[0-9]+|copy-[0-9]+-[0-9]+)-[0-9]+)\.json")
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +29,15 @@ class Left:
 def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
     """The saves by their records alone. A record that cannot be read counts as absent."""
     found: dict[SaveId, Left] = {}
-    for match in filter(None, map(_SHARD.fullmatch, sorted(os.listdir(directory)))):
+    for name in names_of(os.listdir(directory), OWN, COPY):
         try:
-            record = read_record(directory, match[1])
+            record = read_record(directory, str(name))
         except (CheckpointError, OSError) as error:
-            log.warning("%s: %s; passed over", directory / match[0], error)
+            log.warning("%s: %s; passed over", directory / str(name), error)
             continue
         if (record.save.run_id, record.namespace) == (run_id, namespace):
             left = found.setdefault(record.save, Left(world_size=record.world_size))
-            (left.own if match[0].startswith("own-") else left.copies)[record.rank] = match[1]
+            (left.own if name.kind == OWN else left.copies)[record.rank] = str(name)
     return found
 
 
@@ -50,7 +48,7 @@ def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[Shard
         CorruptError: it does not verify, or is another shard now.
         OSError: the file is gone.
     """
-    record, path = read_record(directory, name), directory / f"{name}.data"
+    record, path = read_record(directory, name), data_file(directory, name)
     if (record.save, record.rank) != (save, rank):
         raise CorruptError(f"{path}: is of rank {record.rank}, step {record.save.step} now, was rank {rank}")
     data = map_regular(path, 0, record.nbytes)

@@ -11,4 +11,5 @@ boxes          boxes inside tensors, and the chunks that cover a box
 rank_grid      the ranks that hold parts of a tensor
 atomic_files   durable, private writes
 file_lock      exclusive locks on files
+memory_names   the names in a node's memory directory
 """

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from ckpt.errors import CorruptError
+from ckpt.format.memory_names import StoredName, data_file, own_stem
 from ckpt.format.shard_record import SaveId, drop_record, read_record
 from ckpt.native.pages import populate_for_writing
 
@@ -29,8 +30,8 @@ class Slot:
 
     def __init__(self, ram_dir: Path, local_rank: int, index: int) -> None:
         self.index = index
-        self.name = f"own-{local_rank}-{index}"
-        self.path = ram_dir / f"{self.name}.data"
+        self.name = str(StoredName(own_stem(local_rank), index))
+        self.path = data_file(ram_dir, self.name)
         self.memory: mmap.mmap | None = None
         self.use = Use.FREE
         self.step = -1

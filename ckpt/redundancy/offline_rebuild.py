@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.memory_names import PARITY, StoredName, copy_stem, data_file, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_record
 from ckpt.redundancy.gf256 import multiply_add
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity
@@ -79,17 +81,15 @@ def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: No
     """
     saves: dict[SaveId, Survivors] = {}
     for directory in directories:
-        for name in sorted(os.listdir(directory)):
-            if not name.endswith(".json") or not name.startswith(("own-", "copy-", "parity-")):
-                continue
-            stem, path = name.removesuffix(".json"), directory / name.replace(".json", ".data")
+        for name in names_of(os.listdir(directory)):
+            path = data_file(directory, name)
             try:
-                if name.startswith("parity-"):
-                    parity = read_parity(directory, stem)
+                if name.kind == PARITY:
+                    parity = read_parity(directory, str(name))
                     found = saves.setdefault(parity.save, Survivors(world_size=parity.world_size))
                     found.parity[parity.over][parity.index] = (path, parity)
                 else:
-                    shard = read_record(directory, stem)
+                    shard = read_record(directory, str(name))
                     found = saves.setdefault(shard.save, Survivors(world_size=shard.world_size))
                     if shard.rank not in found.shards or verifies(path, shard, advance):
                         found.shards[shard.rank] = (path, shard)
@@ -166,11 +166,10 @@ def _sums(found: Survivors, rank: int) -> tuple[ParitySet, list[Sum]]:
 def _make(
     found: Survivors, target: Path, record: ShardRecord, over: ParitySet, sums: list[Sum], advance: Advance
 ) -> Rebuilt:
-    slot = 0
-    while any((target / f"copy-{record.rank}-0-{slot}.{kind}").exists() for kind in ("data", "json")):
-        slot += 1
-    name = f"copy-{record.rank}-0-{slot}"
-    path = target / f"{name}.data"
+    taken = os.listdir(target)
+    names = (str(StoredName(copy_stem(record.rank, 0), slot)) for slot in count())
+    name = next(name for name in names if not {f"{name}.data", f"{name}.json"} & set(taken))
+    path = data_file(target, name)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -197,9 +196,9 @@ def _write_sum(found: Survivors, over: ParitySet, part: Sum, descriptor: int, ad
             nbytes = min(len(block), term.nbytes - start)
             if nbytes <= 0:
                 continue
-            for path, first, count, at in _files(found, over, term.member, term.parity, term.start + start, nbytes):
-                read_file(path, first, data := memoryview(bytearray(count)))
-                multiply_add([block[at : at + count]], data, [term.coefficient])
+            for path, first, size, at in _files(found, over, term.member, term.parity, term.start + start, nbytes):
+                read_file(path, first, data := memoryview(bytearray(size)))
+                multiply_add([block[at : at + size]], data, [term.coefficient])
         done = 0
         while done < len(block):
             done += os.pwrite(descriptor, block[done:], part.at + start + done)

@@ -15,6 +15,7 @@ from ckpt.agent.restore.plan import Placement
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import Arriving, checksums
+from ckpt.format.memory_names import PARITY, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet
@@ -61,7 +62,7 @@ class ProtectNode:
         made = 0
         for node in self.sources:
             for local_rank, rank in enumerate(self._context.ranks(node)):
-                made += await self._copy(save, rank, node, f"copy-{node}-{local_rank}", keep)
+                made += await self._copy(save, rank, node, copy_stem(node, local_rank), keep)
         return made + await self._make_parity(save, keep)
 
     async def make_moved(self, save: SaveId, placement: Placement, alone: list[int]) -> int:
@@ -75,7 +76,7 @@ class ProtectNode:
         made = 0
         for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
             if node in self.sources:
-                made += await self._copy(save, rank, node, f"copy-{node}-0", keep=None)
+                made += await self._copy(save, rank, node, copy_stem(node, 0), keep=None)
         return made + await self._make_parity(save, None, placement)
 
     async def _copy(self, save: SaveId, rank: int, node: int, stem: str, keep: Collection[SaveId] | None) -> int:
@@ -112,7 +113,7 @@ class ProtectNode:
                 if await self._parity_store.verify(name):
                     return 0
             headers = await self._headers(save, over)
-            name = self._parity_store.free_name("parity", self._context.config.slots, keep)
+            name = self._parity_store.free_name(PARITY, self._context.config.slots, keep)
             self._parity_store.drop(name)
             try:
                 with self._parity_store.room_for(name, over.stripes().parity_bytes(self._index)) as room:
@@ -135,7 +136,7 @@ class ProtectNode:
 
     def tidy(self, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
-        self._parity_store.tidy({"parity"} if self._parity else set(), self._context.config.slots, keep)
+        self._parity_store.tidy({PARITY} if self._parity else set(), self._context.config.slots, keep)
 
     def inventory(self, is_quarantined: Callable[[SaveId], bool]) -> list[Any]:
         """What parity is here, for the leader of a restore: (save, set, member, the set's nodes)."""
@@ -224,7 +225,7 @@ class ProtectNode:
         since_s = time.monotonic()
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
         mine = self._context.ranks(self._place.node_rank)
-        stem = f"own-{mine.index(rank)}" if rank in mine else f"copy-{rank}-0"
+        stem = own_stem(mine.index(rank)) if rank in mine else copy_stem(rank, 0)
         name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
         shard_at, parity_at = dict(message["shard_nodes"]), dict(message["parity_nodes"])
         try:

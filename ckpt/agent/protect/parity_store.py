@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ckpt.agent.shards.memory_store import Store
+from ckpt.format.memory_names import PARITY
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
 
@@ -12,7 +11,7 @@ from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, 
 class ParityStore(Store[ParityRecord]):
     """This node's parity."""
 
-    _names = re.compile(r"(parity)-([0-9]+)")
+    _kinds = (PARITY,)
 
     def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
         """Names of a member's parity over a set."""

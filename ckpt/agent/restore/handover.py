@@ -15,6 +15,7 @@ from ckpt.agent.context import Context
 from ckpt.agent.restore.plan import Plan
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import CheckpointError
+from ckpt.format.memory_names import KINDS, copy_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 
 _AT_ONCE = 2  # shards: one has its first bytes asked for while the other fills the wire
@@ -77,7 +78,7 @@ class Handover:
     async def _pull(self, holder: int, save: SaveId, rank: int) -> None:
         """Makes a verified copy here, overwriting nothing. The next commit gives its memory back."""
         name = self._memory_store.free_name(
-            f"copy-{self._place.node_rank}-{rank}", self._context.config.slots, keep=None
+            copy_stem(self._place.node_rank, rank), self._context.config.slots, keep=None
         )
         await self._exchange.pull(holder, save, rank, name)
 
@@ -95,7 +96,7 @@ class Handover:
         account = make_plan(
             config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        there = self._memory_store.file_bytes("own-", "copy-", "parity-")
+        there = self._memory_store.file_bytes(*KINDS)
         save_bytes = max(0, account.total_bytes - there) // account.slots
         left = system.f_bavail * system.f_frsize - max(place.ranks_per_node * each, save_bytes)
         fitting = []

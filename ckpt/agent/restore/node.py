@@ -18,6 +18,7 @@ from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.manifest import Manifest, ShardPlace
+from ckpt.format.memory_names import OWN, copy_stem, kind_of, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
@@ -67,7 +68,7 @@ class RestoreNode:
             self._listener.problem("this node's disk cannot be read", problem)
         shards = [item for item in self._memory_store.shards().items() if not self._is_quarantined(item[1].save)]
         return {
-            "shards": [[r.save.to_json(), r.world_size, r.rank, name.startswith("own-")] for name, r in shards],
+            "shards": [[r.save.to_json(), r.world_size, r.rank, kind_of(name) == OWN] for name, r in shards],
             "parity": self._saves.protect.inventory(self._is_quarantined),
             "nvme": [[save.to_json(), world_size, rank] for save, world_size, rank in self._node_disk.rows()],
             "nvme_last_s": self._node_disk.last_commit_s,
@@ -139,7 +140,7 @@ class RestoreNode:
         if not self._has_room(manifest, record.nbytes):
             return False
         try:
-            await self._fill(f"copy-{self._place.node_rank}-0", place, read)
+            await self._fill(copy_stem(self._place.node_rank, 0), place, read)
         except OSError as error:  # others have taken the room meanwhile: each node that needs the shard reads it
             if error.errno != errno.ENOSPC:
                 raise
@@ -153,7 +154,7 @@ class RestoreNode:
         account = make_plan(
             config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        made_bytes = self._memory_store.file_bytes("own-")  # by workers, as far as they are
+        made_bytes = self._memory_store.file_bytes(OWN)  # by workers, as far as they are
         slots_bytes = max(0, account.own_bytes - made_bytes)
         system = os.statvfs(node.ram_dir)
         free = system.f_bavail * system.f_frsize
@@ -164,7 +165,7 @@ class RestoreNode:
         """Makes a verified shard in a slot of its rank, overwriting none; raises CorruptError or OSError."""
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
-        await self._fill(f"own-{local_rank}", place, read)
+        await self._fill(own_stem(local_rank), place, read)
         self._listener.to_monitors(
             "rebuilt", rank=record.rank, from_node=self._place.node, tier=tier, bytes=record.layout.nbytes,
             seconds=round(time.monotonic() - since_s, 6),
@@ -243,7 +244,7 @@ class RestoreNode:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
         since_s = time.monotonic()
         for node in holders:
-            name = self._memory_store.free_name(f"own-{local_rank}", self._context.config.slots, keep=None)
+            name = self._memory_store.free_name(own_stem(local_rank), self._context.config.slots, keep=None)
             try:
                 record = await self._context.exchange.pull(node, save, rank, name)
             except (CheckpointError, OSError) as error:

@@ -22,6 +22,7 @@ from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
 from ckpt.format.manifest import Manifest
+from ckpt.format.memory_names import data_file, fetched_file
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 
@@ -235,7 +236,7 @@ class Loading:
         fetched = self._fetched.get(rank)
         if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
             self._forget(rank)
-            path = self._place.ram_dir / f"fetch-{rank}.data"
+            path = fetched_file(self._place.ram_dir, rank)
             fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
         if blocks == []:
             return _reply(str(fetched.path), 0, record)
@@ -262,7 +263,7 @@ class Loading:
             fetched.path.unlink(missing_ok=True)
 
     def _local_path(self, name: str) -> str:
-        return str(self._place.ram_dir / f"{name}.data")
+        return str(data_file(self._place.ram_dir, name))
 
 
 def _reply(path: str, base: int, record: ShardRecord) -> dict[str, Any]:

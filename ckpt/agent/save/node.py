@@ -22,6 +22,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
+from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import forget_notes
@@ -107,7 +108,7 @@ class SaveNode:
             save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
             world_size=self._place.world_size, layout=layout, blocks=(), flush=save.flush,
         )  # fmt: skip
-        save.tasks.start(self._seal(save, local_rank, f"own-{local_rank}-{slot}", staged))
+        save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
 
     def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step: nobody need wait for it."""
@@ -261,8 +262,8 @@ class SaveNode:
 
     def _tidy(self) -> None:
         local_ranks = range(self._place.ranks_per_node)
-        stems = {f"own-{local_rank}" for local_rank in local_ranks}
-        stems |= {f"copy-{node}-{local_rank}" for node in self.protect.sources for local_rank in local_ranks}
+        stems = set(map(own_stem, local_ranks))
+        stems |= {copy_stem(node, local_rank) for node in self.protect.sources for local_rank in local_ranks}
         keep = {pin.save for pin in self.pinned.values()}
         keep |= {self.newest} if self.newest else set()
         self._memory_store.tidy(stems, self._slots, keep)

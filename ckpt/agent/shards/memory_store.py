@@ -6,19 +6,20 @@ import asyncio
 import logging
 import mmap
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from ckpt.agent.shards.growing_buffer import Room, slices
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
+from ckpt.format.memory_names import COPY, FETCHED, OWN, StoredName, kind_of, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
 
-_FLEETING = ("fetch-*", ".*.tmp")  # made for one load, or left by a write that a kill cut short
+_FLEETING = (FETCHED, ".*.tmp")  # made for one load, or left by a write that a kill cut short
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ R = TypeVar("R", bound=StoredRecord)
 class Store(ABC, Generic[R]):
     """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
 
-    _names: re.Pattern[str]  # of this kind: stem and slot
+    _kinds: tuple[str, ...]  # of names
 
     def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
         self.ram_dir = ram_dir
@@ -63,9 +64,8 @@ class Store(ABC, Generic[R]):
         for pattern in _FLEETING:
             for path in self.ram_dir.glob(pattern):
                 path.unlink()
-        for path in self.ram_dir.glob("*.json"):
-            if self._names.fullmatch(path.stem):
-                self._read(path.stem)
+        for name in self._names_of("json"):
+            self._read(str(name))
 
     def shards(self) -> dict[str, R]:
         """The shards present, by name. Their bytes may not have been verified yet."""
@@ -163,14 +163,14 @@ class Store(ABC, Generic[R]):
         """A name for a new shard; never that of one that could not be read.
 
         Args:
-            stem: `own-<local rank>` or `copy-<source node rank>-<local rank>`.
+            stem: as `own_stem` and its neighbours make it.
             slots: how many names a stem normally has.
             keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all,
                 rather go beyond `slots`.
         """
         shards = self.shards()
         taken = shards.keys() | {name for name in self._unread if self._path(name, "json").exists()}
-        names = [f"{stem}-{i}" for i in range(slots)]
+        names = [str(StoredName(stem, slot)) for slot in range(slots)]
         for name in names:
             if name not in taken:
                 return name
@@ -178,23 +178,20 @@ class Store(ABC, Generic[R]):
         replaceable = [] if keep is None else [name for name in ours if shards[name].save not in keep]
         if replaceable:
             return min(replaceable, key=lambda name: shards[name].save)
-        return next(name for i in range(slots, slots + len(taken) + 1) if (name := f"{stem}-{i}") not in taken)
+        return next(name for slot in count(slots) if (name := str(StoredName(stem, slot))) not in taken)
 
     def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of names beyond the normal ones that no kept save needs.
 
         What could not be read is older than what has committed, so its slots are free again.
         """
-        for name in list(self._unread):
+        for unread in list(self._unread):
             with suppress(OSError):
-                self.drop(name)
-        for path in self.ram_dir.glob("*.data"):
-            match = self._names.fullmatch(path.stem)
-            if match is None or (match[1] in stems and int(match[2]) < slots):
-                continue
-            record = self._records.get(path.stem)
-            if record is None or record.save not in keep:
-                self.remove(path.stem)
+                self.drop(unread)
+        for name in self._names_of("data"):
+            record = self._records.get(str(name))
+            if (name.stem not in stems or name.slot >= slots) and (record is None or record.save not in keep):
+                self.remove(str(name))
 
     @abstractmethod
     def _load(self, name: str) -> R:
@@ -237,6 +234,10 @@ class Store(ABC, Generic[R]):
         self._records.pop(name, None)
         self._verified.discard(name)
 
+    def _names_of(self, kind: str) -> list[StoredName]:
+        files = (path.name for path in self.ram_dir.glob(f"*.{kind}"))
+        return names_of(files, *self._kinds, suffix=f".{kind}")
+
     def _path(self, name: str, kind: str) -> Path:
         return self.ram_dir / f"{name}.{kind}"
 
@@ -257,19 +258,19 @@ class Store(ABC, Generic[R]):
 class MemoryStore(Store[ShardRecord]):
     """The shards of a memory directory: this node's own, and copies of others'."""
 
-    _names = re.compile(r"(own-[0-9]+|copy-[0-9]+-[0-9]+)-([0-9]+)")
+    _kinds = (OWN, COPY)
 
     def find(self, save: SaveId, rank: int) -> list[str]:
         """Names under which a shard is held, this node's own before copies."""
         return sorted(
             (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
-            key=lambda name: (name not in self._verified, not name.startswith("own-"), name),
+            key=lambda name: (name not in self._verified, kind_of(name) != OWN, name),
         )
 
     def file_bytes(self, *kinds: str) -> int:
-        """The memory of files whose names start with one of these words, whatever lies there."""
+        """The memory of files of these kinds, whatever lies there."""
         with os.scandir(self.ram_dir) as files:
-            own = [file.path for file in files if file.name.startswith(kinds)]
+            own = [file.path for file in files if kind_of(file.name) in kinds]
         total = 0
         for path in own:
             with suppress(FileNotFoundError):
