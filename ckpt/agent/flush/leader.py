@@ -57,23 +57,23 @@ class FlushLeader:
             self._set_out(name, step)
         return due or asked
 
-    def resume(self, contents: TierContents) -> None:
-        """Counts `every_s` on from the newest commit in each tier: a run that often starts again would never be due.
+    def resume(self, contents: TierContents, save: SaveId | None) -> list[str]:
+        """Goes on where earlier agents ended; returns the tiers that a restored save goes to.
 
-        That was told by a clock of the wall, which may jump: no age is taken for less than nothing or more than due.
+        One that was due in a tier was lost with the agents on its way. `every_s` counts on from the newest commit in
+        each tier: a run that often starts again would never be due. The time of that commit is by a clock of the wall,
+        which may jump: no age is taken for less than nothing or more than due.
+
+        Args:
+            contents: what the tiers hold.
+            save: what is restored, and lies in memory where its ranks run; None: nothing does.
         """
         for name, section in self._sections.items():
             if section.every_s is not None and name in contents.last_s:
                 age_s = min(max(time.time() - contents.last_s[name], 0.0), section.every_s)
                 self._last_s[name] = self._clock() - age_s
-
-    def overdue(self, save: SaveId, contents: TierContents) -> list[str]:
-        """The tiers that a restored save goes to: one that was due there was lost with the agents on its way.
-
-        Args:
-            save: what is restored, and lies in memory where its ranks run.
-            contents: what the tiers hold; `resume` has had it.
-        """
+        if save is None:
+            return []
         shards = self._context.memory_store.shards().values()
         asked = any(record.flush for record in shards if record.save == save)
         names = []

@@ -32,6 +32,19 @@ class TierContents:
     unreadable: tuple[str, ...]
 
 
+Row = Sequence[Any]  # save, world size, rank, whether other nodes' are second to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A save of which nodes together hold every rank's shard."""
+
+    save: SaveId
+    world_size: int
+    holders: dict[int, list[int]]  # by rank, the nodes: preferred ones first
+    second_best: tuple[int, ...]  # the ranks that no node holds as preferred
+
+
 async def read_tier_contents(context: Context, inventories: Sequence[dict[str, Any]], timeout_s: float) -> TierContents:
     """Asks the tiers that all nodes see, all at once; of the nodes' own disks the inventories tell.
 
@@ -40,7 +53,7 @@ async def read_tier_contents(context: Context, inventories: Sequence[dict[str, A
         inventories: the nodes' answers to "inventory".
         timeout_s: for each tier; one that is slower counts as unreadable.
     """
-    local = _whole(row for inventory in inventories for row in inventory["nvme"])
+    local = [found.save for found in whole([[*row, True] for row in one["nvme"]] for one in inventories)]
     shared = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
     answers = await asyncio.gather(*(_steps(context, name, tier, timeout_s) for name, tier in shared.items()))
     found = dict(zip(shared, answers, strict=True))
@@ -54,53 +67,39 @@ async def read_tier_contents(context: Context, inventories: Sequence[dict[str, A
     )
 
 
-def whole_in_place(shards: Sequence[Sequence[Sequence[Any]]], place: Place) -> list[SaveId]:
+def whole_in_place(shards: Sequence[Sequence[Row]], place: Place) -> list[SaveId]:
     """The saves of which every rank has its own shard on its own node, this attempt's first, newest first.
 
     Args:
-        shards: by node, what it holds: save, world size, rank, whether it is the rank's own.
+        shards: by node, what it holds, its own shards preferred.
         place: one of the nodes.
     """
-    held: dict[SaveId, set[int]] = defaultdict(set)
-    for node, rows in enumerate(shards):
-        for save_json, world_size, rank, is_own in rows:
-            if is_own and world_size == place.world_size and rank // place.ranks_per_node == node:
-                held[SaveId.from_json(save_json)].add(rank)
-    whole = [save for save, ranks in held.items() if len(ranks) == place.world_size]
-    return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
+    in_place = (
+        [row for row in rows if row[3] and row[1] == place.world_size and row[2] // place.ranks_per_node == node]
+        for node, rows in enumerate(shards)
+    )
+    return sorted((found.save for found in whole(in_place)), key=lambda save: (save.attempt, save.step), reverse=True)
 
 
-def whole_anywhere(shards: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[SaveId, int, dict[int, list[int]]]]:
+def whole(shards: Iterable[Iterable[Row]]) -> list[Whole]:
     """The saves of which every rank has its shard on some node, the newest step first.
 
     Args:
-        shards: by node, what it holds: save, world size, rank, whether it is the rank's own.
-
-    Returns:
-        Each with its world size and, by rank, the nodes that hold its shard: its own before copies.
+        shards: by node, what it holds.
     """
     held: dict[tuple[SaveId, int], dict[int, list[tuple[bool, int]]]] = defaultdict(lambda: defaultdict(list))
     for node, rows in enumerate(shards):
-        for save_json, world_size, rank, is_own in rows:
-            held[SaveId.from_json(save_json), world_size][rank].append((not is_own, node))
+        for save_json, world_size, rank, is_preferred in rows:
+            held[SaveId.from_json(save_json), world_size][rank].append((not is_preferred, node))
     found = [
-        (save, world_size, {rank: list(dict.fromkeys(node for _, node in sorted(ranks[rank]))) for rank in ranks})
+        Whole(
+            save=save, world_size=world_size, second_best=tuple(rank for rank, rows in ranks.items() if min(rows)[0]),
+            holders={rank: list(dict.fromkeys(node for _, node in sorted(rows))) for rank, rows in ranks.items()},
+        )
         for (save, world_size), ranks in held.items()
         if len(ranks) == world_size
-    ]
-    return sorted(found, key=lambda one: (one[0].step, one[0].attempt), reverse=True)
-
-
-def _whole(rows: Iterable[Sequence[Any]]) -> list[SaveId]:
-    """The saves of which every rank's shard lies on some node's disk: nodes may have changed places since.
-
-    Args:
-        rows: save, world size, rank.
-    """
-    held: dict[tuple[SaveId, int], set[int]] = defaultdict(set)
-    for save_json, world_size, rank in rows:
-        held[SaveId.from_json(save_json), world_size].add(rank)
-    return [save for (save, world_size), ranks in held.items() if len(ranks) == world_size]
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: (one.save.step, one.save.attempt), reverse=True)
 
 
 async def _steps(context: Context, name: str, tier: Tier, timeout_s: float) -> tuple[list[SaveId], float] | str:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.tier_contents import read_tier_contents, whole_anywhere, whole_in_place
+from ckpt.agent.flush.tier_contents import read_tier_contents, whole, whole_in_place
 from ckpt.agent.restore.plan import Placement
 from ckpt.format.shard_record import SaveId
 
@@ -45,13 +46,12 @@ class RejoinLeader:
         contents, newest, _ = await asyncio.gather(
             read_tier_contents(self._context, answers, TIER_S), self._find(answers), self._lease.take()
         )
-        self._flush.resume(contents)
         kept, fields = newest, dict[str, Any](placement=None, alone=[])
         if newest is None or newest.attempt != self._context.place.attempt:  # this attempt has saved nothing yet
             moved, placement, alone = await self._find_moved(answers)
             if moved is not None and (newest is None or moved.step > newest.step):
                 newest, kept, fields = None, moved, {"placement": placement.to_json(), "alone": alone}
-        tiers = self._flush.overdue(newest, contents) if newest else []
+        tiers = self._flush.resume(contents, newest)
         fields |= {"save": kept.to_json() if kept else None, "tiers": tiers}
         answers = await self._call("rejoin_protect", self._deadlines.restore_s, **fields)
         made = sum(answer["made"] for answer in answers)
@@ -65,11 +65,8 @@ class RejoinLeader:
     async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
         for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
-            answers = await self._call("rejoin_verify", self._deadlines.verify_s, save=save.to_json())
-            unverified = [rank for answer in answers for rank in answer["unverified"]]
-            if not unverified:
+            if await self._verifies(save, {node: list(self._context.ranks(node)) for node in self._context.training}):
                 return save
-            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
         return None
 
     async def _find_moved(self, answers: list[dict[str, Any]]) -> tuple[SaveId | None, Placement, list[int]]:
@@ -81,21 +78,26 @@ class RejoinLeader:
             The newest save whose every shard lies in the memory of a node that trains, and verifies; where; and the
             ranks whose shard only one node holds.
         """
-        for save, world_size, holders in whole_anywhere([answers[node]["shards"] for node in self._context.training]):
+        for found in whole(answers[node]["shards"] for node in self._context.training):
             ranks: dict[int, list[int]] = defaultdict(list)
-            for rank, nodes in holders.items():
+            for rank, nodes in found.holders.items():
                 ranks[nodes[0]].append(rank)
-            fields = {"save": save.to_json()}
-            calls = [
-                self._peers.call(node, "verify", timeout_s=self._deadlines.verify_s, ranks=here, **fields)
-                for node, here in ranks.items()
-            ]
-            unverified = [rank for answer in await asyncio.gather(*calls) for rank in answer["unverified"]]
-            if not unverified:
-                placement = Placement(world_size=world_size, nodes={rank: nodes[0] for rank, nodes in holders.items()})
-                return save, placement, [rank for rank, nodes in holders.items() if len(nodes) == 1]
-            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
+            if await self._verifies(found.save, ranks):
+                best = {rank: nodes[0] for rank, nodes in found.holders.items()}
+                alone = [rank for rank, nodes in found.holders.items() if len(nodes) == 1]
+                return found.save, Placement(world_size=found.world_size, nodes=best), alone
         return None, Placement(world_size=0, nodes={}), []
+
+    async def _verifies(self, save: SaveId, ranks: Mapping[int, list[int]]) -> bool:
+        """Whether the shards of these ranks verify in the memory of these nodes."""
+        timeout_s, fields = self._deadlines.verify_s, {"save": save.to_json()}
+        calls = (
+            self._peers.call(node, "rejoin_verify", timeout_s=timeout_s, ranks=ranks[node], **fields) for node in ranks
+        )
+        unverified = [rank for answer in await asyncio.gather(*calls) for rank in answer["unverified"]]
+        if unverified:
+            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
+        return not unverified
 
     async def _call(self, op: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
         return await self._context.call_training(op, timeout_s=timeout_s, **fields)

@@ -55,10 +55,10 @@ class RejoinNode:
         return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Which of this node's ranks have no shard of a save in memory that verifies."""
+        """Which of some ranks have no shard of a save in memory here that verifies."""
         save, memory_store = SaveId.from_json(message["save"]), self._context.memory_store
         unverified = []
-        for rank in self._context.ranks(self._context.place.node_rank):
+        for rank in message["ranks"]:
             if not any([await memory_store.verify(name) for name in memory_store.find(save, rank)]):
                 unverified.append(rank)
         return {"unverified": unverified}

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from ckpt.agent.context import Context
+from ckpt.agent.flush.tier_contents import whole
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
-from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
 
 
@@ -65,13 +65,13 @@ class Chosen:
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: this run's newest attempt first, then what is nearest."""
         answers = await self._context.peers.call_all("holds", timeout_s=self._context.deadlines.answer_s, step=step)
-        holders: dict[tuple[SaveId, int], dict[int, list[tuple[bool, int]]]] = {}
-        for node, answer in enumerate(answers):
-            for save_json, world_size, rank, in_memory in answer["shards"]:
-                held = holders.setdefault((SaveId.from_json(save_json), world_size), {})
-                held.setdefault(rank, []).append((not in_memory, node))
-        plans = [_of_nodes(save, world_size, held) for (save, world_size), held in holders.items()]
-        found = [plan for plan in plans if plan is not None]
+        found = [
+            Plan(
+                save=one.save, world_size=one.world_size, tier="nvme" if one.second_best else "memory",
+                nvme=one.second_best, holders=one.holders,
+            )
+            for one in whole(answer["shards"] for answer in answers)
+        ]  # fmt: skip
         reasons = ["no node's memory or disk has all of it"]
         for name, tier in self._context.tiers.items():
             if tier.node_local:
@@ -87,18 +87,6 @@ class Chosen:
         if not found:
             raise AgentError(f"step {step} cannot be had: {'; '.join(reasons)}")
         return max(found, key=lambda plan: (plan.save is not None and plan.save.run_id == run_id, plan.attempt or 0))
-
-
-def _of_nodes(save: SaveId, world_size: int, held: dict[int, list[tuple[bool, int]]]) -> Plan | None:
-    """From memory and the nodes' own disks; None where a shard is missing."""
-    if len(held) < world_size:
-        return None
-    best = {rank: sorted(rows) for rank, rows in held.items()}
-    on_disk = tuple(rank for rank, rows in best.items() if rows[0][0])
-    return Plan(
-        save=save, world_size=world_size, tier="nvme" if on_disk else "memory", nvme=on_disk,
-        holders={rank: list(dict.fromkeys(node for _, node in rows)) for rank, rows in best.items()},
-    )  # fmt: skip
 
 
 def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:

@@ -70,8 +70,7 @@ class RestoreLeader:
             return
         same_world = plan.world_size == self._context.place.world_size
         in_place = same_world and self._in_memory_now
-        self._flush.resume(self._contents)
-        tiers = self._flush.overdue(plan.save, self._contents) if plan.save and in_place else []
+        tiers = self._flush.resume(self._contents, plan.save if in_place else None)
         answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, tiers=tiers)
         nbytes = sum(answer["pinned_bytes"] for answer in answers)
         taken = {rank: node for node, answer in enumerate(answers) for rank in answer["taken"]}
@@ -276,19 +275,11 @@ class RestoreLeader:
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
             parts[self._context.reader(rank, world_size)].append(rank)
-        answers = await asyncio.gather(
-            *(
-                self._peers.call(
-                    node,
-                    "verify_stored",
-                    timeout_s=self._deadlines.restore_s,
-                    tier=name,
-                    save=save.to_json(),
-                    ranks=part,
-                )
-                for node, part in parts.items()
-            )
+        timeout_s, fields = self._deadlines.restore_s, {"tier": name, "save": save.to_json()}
+        calls = (
+            self._peers.call(node, "verify_stored", timeout_s=timeout_s, ranks=parts[node], **fields) for node in parts
         )
+        answers = await asyncio.gather(*calls)
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return [rank for answer in answers for rank in answer["fetched"]]

@@ -525,9 +525,10 @@ class AskHolds(ToNode, op="holds", deadline="answer_s", answer="shards"):
 
 
 class RejoinVerify(ToNode, op="rejoin_verify", deadline="verify_s", answer="unverified"):
-    """Which of the node's own ranks have no shard of a save in memory that verifies."""
+    """Which of some ranks have no shard of a save in the node's memory that verifies."""
 
     save: dict[str, Any]
+    ranks: list[Any]
 
 
 class RejoinProtect(ToNode, op="rejoin_protect", deadline="restore_s", answer="made boundary pinned_bytes"):
