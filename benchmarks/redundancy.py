@@ -35,7 +35,7 @@ from rich.table import Table
 from ckpt.agent.context import Context
 from ckpt.agent.process.launch import environment
 from ckpt.agent.protect.leader import RebuildLeader
-from ckpt.agent.rpc.messages import Between
+from ckpt.agent.rpc.messages import BETWEEN, message
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
 from ckpt.agent.rpc.worker_socket import WorkerSocket
@@ -162,14 +162,10 @@ def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
     transport.close()
 
 
-class Here(Between, op="here"):
-    """A node has come to the barrier; `done_s`: what it has measured."""
-
-    done_s: float | None
-
-
-class AskParity(Between, op="parity"):
-    """What parity a node has."""
+BETWEEN.messages.update(
+    here=message("A node has come to the barrier; `done_s`: what it has measured.", done_s=float | None),
+    parity=message("What parity a node has."),
+)
 
 
 class Together:

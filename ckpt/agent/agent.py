@@ -22,7 +22,7 @@ from ckpt.agent.restore.leader import RestoreLeader
 from ckpt.agent.restore.node import RestoreNode
 from ckpt.agent.restore.prefetch import PrefetchNode
 from ckpt.agent.restore.serve import Loading
-from ckpt.agent.rpc.messages import OfRunner, OfWorker, check
+from ckpt.agent.rpc.messages import OF_RUNNER, OF_WORKER, check
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import Transport
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
@@ -222,11 +222,11 @@ class Agent:
 
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         if client.role == "monitor":
-            check(message, OfRunner)
+            check(message, OF_RUNNER)
             await self._serve_monitor(client, message)
             return None
         if message.get("op") != "staged":  # SaveNode.staged checks it, and drops the save if it is invalid
-            check(message, OfWorker)
+            check(message, OF_WORKER)
         return await self._serve_worker(client, message)
 
     async def _serve_monitor(self, client: Client, message: dict[str, Any]) -> None:

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt.agent.rpc.framing import encode
-from ckpt.agent.rpc.messages import catalogue
+from ckpt.agent.rpc.messages import WAYS
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 
-WORDS = {op: (sender, receiver) for sender, receiver, op in catalogue()}
+WORDS = {op: (way.sender, way.receiver) for way in WAYS for op in way.messages}
 OF_WORKERS = tuple(op for op, way in WORDS.items() if way == ("worker", "agent"))
 OF_PEERS = (*(op for op, way in WORDS.items() if "leader" in way or "node" in way), "unheard of")
 

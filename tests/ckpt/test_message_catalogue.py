@@ -7,21 +7,22 @@ import dataclasses
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from agent_kit import World, config, run
 
-from ckpt.agent.rpc.messages import Between, OfRunner, OfWorker, ToLeader, ToNode, catalogue, check
+from ckpt.agent.rpc.messages import BETWEEN, OF_RUNNER, OF_WORKER, TO_LEADER, TO_NODE, WAYS, Way, check
 from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError
 from ckpt.worker.timeouts import WorkerDeadlines
 
 CKPT = Path(__file__).parents[2] / "ckpt"
+KINDS = [kind for way in WAYS for kind in way.messages.values()]
 
 
 def names(sender: str, receiver: str) -> set[str]:
-    return {op for one, other, op in catalogue() if (one, other) == (sender, receiver)}
+    return {op for way in WAYS if (way.sender, way.receiver) == (sender, receiver) for op in way.messages}
 
 
 def sent(pattern: str, *folders: str) -> set[str]:
@@ -41,8 +42,8 @@ def test_every_request_that_agents_serve_for_each_other_is_in_the_catalogue(tmp_
     run(test)
 
 
-@pytest.mark.parametrize(("function", "way"), [("_serve_worker", OfWorker), ("_serve_monitor", OfRunner)])
-def test_every_request_of_workers_and_runners_is_in_the_catalogue(function: str, way: Any) -> None:
+@pytest.mark.parametrize(("function", "way"), [("_serve_worker", OF_WORKER), ("_serve_monitor", OF_RUNNER)])
+def test_every_request_of_workers_and_runners_is_in_the_catalogue(function: str, way: Way) -> None:
     tree = ast.parse((CKPT / "agent" / "agent.py").read_text())
     (found,) = (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == function)
     served = {case.value.value for case in ast.walk(found) if isinstance(case, ast.MatchValue)}  # type: ignore[attr-defined]
@@ -56,19 +57,19 @@ def test_every_event_is_in_the_catalogue() -> None:
 
 
 def test_a_name_stands_for_one_message_on_one_hop_and_a_field_for_one_thing() -> None:
-    ops = Counter(op for _, _, op in catalogue())
+    ops = Counter(op for way in WAYS for op in way.messages)
     assert [op for op, count in ops.items() if count > 1] == []
     kinds: dict[str, set[str]] = defaultdict(set)
-    for kind in catalogue().values():
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            kinds[field.name].add(str(field.type).removesuffix(" | None"))
+    for kind in KINDS:
+        for name, hint in kind.fields.items():
+            kinds[name].add(str((get_args(hint) or (hint,))[0]))
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
 
 
 def test_every_deadline_is_one_that_a_process_has() -> None:
     known = {field.name for each in (AgentDeadlines, WorkerDeadlines) for field in dataclasses.fields(each)}
-    assert {kind.deadline for kind in catalogue().values() if kind.deadline} <= known
-    assert all(kind.__doc__ for kind in catalogue().values())
+    assert {kind.deadline for kind in KINDS if kind.deadline} <= known
+    assert all(kind.summary.endswith(".") and kind.optional <= kind.fields.keys() for kind in KINDS)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +88,12 @@ def test_every_deadline_is_one_that_a_process_has() -> None:
 )
 def test_an_unknown_or_malformed_request_is_refused_with_the_reason(message: dict[str, Any], reason: str) -> None:
     with pytest.raises(AgentError, match=re.escape(reason)):
-        check(message, OfWorker)
+        check(message, OF_WORKER)
 
 
 def test_a_request_may_be_known_on_any_of_some_ways() -> None:
-    check({"op": "unused"}, ToNode, Between, ToLeader)
-    check({"op": "open", "rank": 3, "blocks": [1, 2], "step": 0}, OfWorker)
-    check({"op": "shutdown", "workers_s": 1}, OfRunner)
+    check({"op": "unused"}, TO_NODE, BETWEEN, TO_LEADER)
+    check({"op": "open", "rank": 3, "blocks": [1, 2], "step": 0}, OF_WORKER)
+    check({"op": "shutdown", "workers_s": 1}, OF_RUNNER)
     with pytest.raises(AgentError, match="malformed 'shutdown': workers_s is '1', expected a number"):
-        check({"op": "shutdown", "workers_s": "1"}, OfRunner)
+        check({"op": "shutdown", "workers_s": "1"}, OF_RUNNER)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt.agent.rpc.framing import decode
-from ckpt.agent.rpc.messages import Between, ToLeader, ToNode, check
+from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check
 from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
@@ -216,7 +216,7 @@ class Peers:
         if handler is None:
             return {"error": "unknown call"}
         try:
-            check(message, ToNode, Between, ToLeader)
+            check(message, TO_NODE, BETWEEN, TO_LEADER)
             return await handler(source, message) or {}
         except (CheckpointError, OSError) as error:
             return {"error": str(error)}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpt.agent.context import Context
 from ckpt.agent.protect.node import ProtectNode
-from ckpt.agent.rpc.messages import OfWorker, check
+from ckpt.agent.rpc.messages import OF_WORKER, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
 from ckpt.agent.tasks import Tasks
@@ -89,7 +89,7 @@ class SaveNode:
             raise
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        check(message, OfWorker)
+        check(message, OF_WORKER)
         local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
         layout = Layout.from_json(message["layout"])
         if slot >= self._slots or rank != self._rank_of(client):
