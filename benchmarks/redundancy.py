@@ -43,11 +43,11 @@ from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.timeouts import AgentDeadlines
 
 SCHEMES: dict[str, dict[str, Any]] = {  # by redset_peer.c's names
     "partner": {"scheme": "partner"},

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt.config import CheckpointConfig, config_from_env, workers_config
 from ckpt.errors import CheckpointError, ConfigError
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
-from ckpt.worker.timeouts import WorkerDeadlines
 
 if TYPE_CHECKING:
     from ckpt.worker.dcp import DcpReader, DcpWriter

@@ -15,5 +15,4 @@ process/       how agents start and end
 context        what all parts use
 storage_calls  blocking calls in threads, beside the event loop
 tasks          tasks with one owner
-timeouts       the agents' deadlines
 """

@@ -12,10 +12,10 @@ from ckpt.agent.process.fabric import mpi_settings
 from ckpt.agent.process.launch import UNTIL_UNUSED
 from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within, yield_to_training
 from ckpt.agent.rpc.transport import MpiTransport, SoloTransport, Transport
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import Place, config_from_env
 from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
+from ckpt.timeouts import AgentDeadlines
 
 
 def main(*, forked: bool = False) -> int:

@@ -33,7 +33,6 @@ from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
 from ckpt.agent.tasks import Tasks
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
@@ -41,6 +40,7 @@ from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.open import lower_tiers
+from ckpt.timeouts import AgentDeadlines
 
 _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
@@ -66,7 +66,7 @@ class Agent:
         self._config = config
         self._memory = memory
         self._ended = asyncio.Event()
-        self._peers = Peers(transport, place.members)
+        self._peers = Peers(transport, place.members, deadlines.stall_s)
         self._listener = WorkerSocket(place.socket_path, self._serve)
         memory_store = MemoryStore(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)

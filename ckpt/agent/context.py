@@ -12,10 +12,10 @@ from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.tier import Tier
+from ckpt.timeouts import AgentDeadlines
 
 
 @dataclass(frozen=True, kw_only=True)

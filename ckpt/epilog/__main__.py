@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ckpt.epilog.flush import EpilogFlush
+from ckpt.epilog.flush import DEADLINES, EpilogFlush
 from ckpt.epilog.request import NAME, Request, read_request
 from ckpt.errors import CheckpointError
 from ckpt.format.file_lock import locked
@@ -23,7 +23,6 @@ from ckpt.tiers.open import lower_tiers
 from ckpt.tiers.tier import Tier
 
 _LOCK = "on_job_end.lock"
-_LAST_WORDS_S = 5.0
 
 log = logging.getLogger("ckpt.epilog")
 
@@ -35,7 +34,7 @@ def main() -> int:
     parser.add_argument("--within", type=float, required=True, help="Seconds after which this process exits.")
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(arguments.within + _LAST_WORDS_S) + 1)  # in case anything hangs
+    signal.alarm(int(arguments.within + DEADLINES.last_words_s) + 1)  # in case anything hangs
     os.umask(0o077)
     deadline_s = time.monotonic() + arguments.within
     work = [
@@ -45,7 +44,7 @@ def main() -> int:
     for thread in work:
         thread.start()
     for thread in work:
-        thread.join(max(0.0, deadline_s + _LAST_WORDS_S / 2 - time.monotonic()))
+        thread.join(max(0.0, deadline_s + DEADLINES.last_words_s / 2 - time.monotonic()))
     os._exit(1 if any(thread.is_alive() for thread in work) else 0)  # a thread may hang on dead storage
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ckpt.epilog.request import Request
@@ -27,10 +26,10 @@ from ckpt.errors import CheckpointError
 from ckpt.format.manifest import NAME, merge, pack
 from ckpt.format.shard_record import SaveId, seal_json, unseal_json
 from ckpt.tiers.tier import Tier
+from ckpt.timeouts import EpilogDeadlines
 
 LATE = 0.25  # part of the given time to wait for nodes that have listed nothing
-STEP_IN_S = 60.0  # after which the next holder writes a shard that the previous one has not written
-COMMIT_TURN_S = 10.0  # after which the next node commits
+DEADLINES = EpilogDeadlines()
 _MOST_RANKS = 99_999  # five digits
 _HOLDS = re.compile(r"(own|copy)-([0-9]{5})-([0-9]{5})\.a([0-9]{1,12})\.(.+)")
 
@@ -46,13 +45,10 @@ class FlushSuperseded(CheckpointError):
 class EpilogFlush:
     """Writes from the memory directory of one node to one tier."""
 
-    def __init__(
-        self, directory: Path, request: Request, tier: Tier, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, directory: Path, request: Request, tier: Tier) -> None:
         self._directory = directory
         self._request = request
         self._tier = tier
-        self._clock = clock
         self._node = request.node
         self._poll_s = 0.5 + request.nodes / 100  # limits the listings per second of all nodes together
         self._left = left_in(directory, request.run_id, request.config.namespace)
@@ -61,7 +57,7 @@ class EpilogFlush:
         """Returns when the newest step that the nodes can complete is committed, or at the deadline.
 
         Args:
-            deadline_s: deadline on `clock`.
+            deadline_s: on the monotonic clock.
 
         Returns:
             The committed step; None if the tier already has as new a step, or if no step is complete.
@@ -78,21 +74,21 @@ class EpilogFlush:
                 if str(error) != told:
                     told = str(error)
                     log.warning("node %s: %s: %s; trying again", self._node, self._tier.where, error)
-                if self._clock() > deadline_s:
+                if time.monotonic() > deadline_s:
                     return None
                 time.sleep(self._poll_s)
 
     def _run(self, deadline_s: float) -> SaveId | None:
         named: list[SaveId] = []
         unnamed = sorted(self._left, reverse=True)
-        late_s = (since_s := self._clock()) + LATE * (deadline_s - since_s)
+        late_s = (since_s := time.monotonic()) + LATE * (deadline_s - since_s)
         if not unnamed or self._tier.has_since(unnamed[0].step):
             return None
         self._check_claim()
         self._tier.prepare()
         while True:
             for index, save in enumerate(named):
-                if self._is_whole(save) and (self._is_newest(save) or self._clock() > late_s):
+                if self._is_whole(save) and (self._is_newest(save) or time.monotonic() > late_s):
                     self._tell_lost(named[:index])
                     return self._bring(save, deadline_s)
             if unnamed:
@@ -100,7 +96,7 @@ class EpilogFlush:
                 if not self._tier.has_since(save.step) and self._name(save):
                     named.append(save)
                 continue
-            if not named or self._clock() > deadline_s:
+            if not named or time.monotonic() > deadline_s:
                 self._tell_lost(named)
                 return None
             time.sleep(self._poll_s)
@@ -146,10 +142,10 @@ class EpilogFlush:
 
     def _bring(self, save: SaveId, deadline_s: float) -> SaveId | None:
         """Writes this node's part. Commits once all parts are written and it is this node's turn."""
-        since_s, complete_s = self._clock(), None
+        since_s, complete_s = time.monotonic(), None
         world_size = self._left[save].world_size
         while True:
-            names, now = set(self._tier.notes(save)), self._clock()
+            names, now = set(self._tier.notes(save)), time.monotonic()
             if NAME in names:
                 return save
             missing = [rank for rank in range(world_size) if f"rank-{rank:05d}.json" not in names]
@@ -157,7 +153,7 @@ class EpilogFlush:
             if not missing:
                 complete_s = now if complete_s is None else complete_s
                 holding = {node for nodes in self._holders(save).values() for node in nodes}
-                if self._is_turn(sorted(holding), now - complete_s, COMMIT_TURN_S):
+                if self._is_turn(sorted(holding), now - complete_s, DEADLINES.commit_turn_s):
                     self._commit(save, world_size)
                     continue
             if wrote:
@@ -176,7 +172,7 @@ class EpilogFlush:
         holders = self._holders(save) if missing else {}
         for rank in missing:
             name = left.own.get(rank) or left.copies.get(rank)
-            if name is not None and self._is_turn(holders.get(rank, []), waited_s, STEP_IN_S):
+            if name is not None and self._is_turn(holders.get(rank, []), waited_s, DEADLINES.write_turn_s):
                 self._check_claim()
                 wrote |= self._write(save, rank, name)
         return wrote

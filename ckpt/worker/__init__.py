@@ -10,5 +10,4 @@ tensors     the kinds of tensors and arrays, and the layout of their bytes in me
 placement   the boxes of a tensor that this rank holds, and the ranks that hold the others
 lazy_torch  torch, imported on first use
 sigterm     removes the script's own SIGTERM handler
-timeouts    the deadlines of a worker
 """

@@ -17,6 +17,7 @@ from ckpt.errors import AgentError, ConfigError, StateError
 from ckpt.fork import drop_descriptors_below, let_go_when_forked
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
@@ -27,7 +28,6 @@ from ckpt.worker.session import Identity, Session, Stage, rate
 from ckpt.worker.sigterm import leave_sigterm_to_the_stop
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
-from ckpt.worker.timeouts import WorkerDeadlines
 
 log = logging.getLogger("ckpt")
 
@@ -109,9 +109,9 @@ class Engine:
         identity, deadlines = _identity(env), deadlines or WorkerDeadlines()
         agents: SoloAgent | ProgramAgents
         if comm is not None:
-            agents = ProgramAgents(comm, config, env, deadlines.connect_s)
+            agents = ProgramAgents(comm, config, env, deadlines)
         else:
-            agents = SoloAgent(config, identity, env, deadlines.connect_s)
+            agents = SoloAgent(config, identity, env, deadlines)
         return cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, agents=agents)
 
     # load

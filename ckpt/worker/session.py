@@ -18,9 +18,9 @@ from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot
 from ckpt.native.memcpy import threads_per_rank
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.async_copy import Background, Copies
-from ckpt.worker.timeouts import WorkerDeadlines
 
 GROW_THREAD, MAP_THREAD = "ckpt-grow", "ckpt-map"
 _REMEMBER = 64  # steps

@@ -16,11 +16,11 @@ from ckpt.agent.agent import Agent
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.framing import Decoder, encode
 from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.layout import Chunk, Layout
 from ckpt.format.shard_record import read_record
+from ckpt.timeouts import AgentDeadlines
 
 RUN_ID = "run-1"
 NAMESPACE = "test"

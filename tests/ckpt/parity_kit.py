@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_kit import World, config, content
+from agent_kit import DEADLINES, World, config, content
 
 from ckpt.agent.protect import gather_sum as sums
 from ckpt.redundancy.parity_record import read_parity
@@ -26,8 +26,8 @@ def parities(ram_dir):
     return sorted(read_parity(ram_dir, path.stem).save.step for path in ram_dir.glob("parity-*.json"))
 
 
-async def saved(root, checkpoint, nodes=NODES, ranks_per_node=2, steps=(10, 20), data=content):
-    async with World(root, list(nodes), 0, checkpoint, ranks_per_node) as world:
+async def saved(root, checkpoint, nodes=NODES, ranks_per_node=2, steps=(10, 20), data=content, deadlines=DEADLINES):
+    async with World(root, list(nodes), 0, checkpoint, ranks_per_node, deadlines) as world:
         await world.plan()  # as a worker does: the agents hold the namespace then, and have looked at what was there
         for slot, step in enumerate(steps):
             for worker in world.workers:

@@ -7,18 +7,19 @@ import errno
 import os
 import socket
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_kit import Link, World, config, content, layout, run, until
+from agent_kit import DEADLINES, Link, World, config, content, layout, run, until
 
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import MemoryStore
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError, ConfigError, CorruptError
 from ckpt.format.shard_record import read_record
+from ckpt.timeouts import AgentDeadlines
 
 QUICK = AgentDeadlines(answer_s=2, seal_s=0.3, protect_s=2)
 
@@ -475,13 +476,12 @@ def test_calls_name_every_node_that_failed(tmp_path):
     run(test)
 
 
-def test_a_source_that_falls_silent_is_named(tmp_path, monkeypatch):
+def test_a_source_that_falls_silent_is_named(tmp_path):
     async def promises_bytes_and_sends_none(source, message):
         return {}
 
     async def test():
-        monkeypatch.setattr("ckpt.agent.rpc.peers.STALL_S", 0.1)
-        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+        async with World(tmp_path, ["a", "b"], 0, config(), deadlines=replace(DEADLINES, stall_s=0.1)) as world:
             world.agents[1]._peers.handle("shard_bytes", promises_bytes_and_sends_none)
             for worker in world.workers:
                 worker.save(10, 0)

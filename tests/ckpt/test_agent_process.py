@@ -250,7 +250,7 @@ def test_a_client_without_an_agent_names_the_socket_and_the_deadline(tmp_path):
 
 _IMPATIENT = """
 import runpy, sys
-from ckpt.agent import timeouts
+from ckpt import timeouts
 given = dict(pair.split("=") for pair in sys.argv.pop(1).split(","))
 real = timeouts.AgentDeadlines
 timeouts.AgentDeadlines = lambda: real(**{name: float(value) for name, value in given.items()})

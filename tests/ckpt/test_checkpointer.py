@@ -23,9 +23,9 @@ from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, StateError
 from ckpt.format.shard_record import read_record
 from ckpt.tiers.posix import SharedTier
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.load import shard_reader as saved_module
 from ckpt.worker.session import MAP_THREAD, rate
-from ckpt.worker.timeouts import WorkerDeadlines
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ import waiting
 from agent_kit import DEADLINES, WAIT_S, World, config, content, lose, run, until
 from trainer_kit import Node, settle
 
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.tiers.posix import SharedTier
+from ckpt.timeouts import AgentDeadlines
 
 WARM, TIMES, ROUNDS = 3, 20, 3
 

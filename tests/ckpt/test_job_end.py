@@ -34,6 +34,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.tiers.open import lower_tiers
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.reads import read_whole, reader
+from ckpt.timeouts import EpilogDeadlines
 
 NODES = ("a", "b", "c")
 WORLD = 6
@@ -191,8 +192,7 @@ def test_a_node_that_comes_late_with_the_copy_is_waited_for(tmp_path: Path) -> N
 def test_a_node_that_dies_after_it_has_named_its_shards_is_stepped_in_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flushing, "STEP_IN_S", 0.0)
-    monkeypatch.setattr(flushing, "COMMIT_TURN_S", 0.0)
+    monkeypatch.setattr(flushing, "DEADLINES", EpilogDeadlines(write_turn_s=0.0, commit_turn_s=0.0))
     after(tmp_path, asking(tmp_path))
     request = read_request(tmp_path / "a")
     gone = EpilogFlush(tmp_path / "a", request, tier(tmp_path))

@@ -13,9 +13,8 @@ import pytest
 from agent_kit import World, config, run
 
 from ckpt.agent.rpc.messages import BETWEEN, OF_RUNNER, OF_WORKER, TO_LEADER, TO_NODE, WAYS, Way, check
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError
-from ckpt.worker.timeouts import WorkerDeadlines
+from ckpt.timeouts import AgentDeadlines, WorkerDeadlines
 
 CKPT = Path(__file__).parents[2] / "ckpt"
 KINDS = [kind for way in WAYS for kind in way.messages.values()]

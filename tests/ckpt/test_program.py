@@ -18,9 +18,9 @@ from ckpt.agent.agent import Agent
 from ckpt.agent.process.launch import environment, outside_our_step
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.transport import SoloTransport
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.config import Place
 from ckpt.errors import ConfigError
+from ckpt.timeouts import AgentDeadlines
 from ckpt.worker.standalone.memory_dir import memory_directory
 from ckpt.worker.standalone.mpi import Seat, nodes_of
 

@@ -11,11 +11,11 @@ import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
 
 from ckpt.agent.flush.node import FlushNode
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.manifest import NAME, parse_manifest
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
+from ckpt.timeouts import AgentDeadlines
 
 
 def committed(path):

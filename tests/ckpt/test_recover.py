@@ -11,11 +11,11 @@ import pytest
 from agent_kit import RUN_ID, World, config, content, lose, run, until
 
 from ckpt.agent.shards.transfer import Exchange
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import SaveId, read_record, write_record
 from ckpt.tiers.mark import MARK, new_mark
 from ckpt.tiers.posix import SharedTier
+from ckpt.timeouts import AgentDeadlines
 
 NODES = ["a", "b", "c", "d"]
 

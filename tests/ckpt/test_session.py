@@ -15,7 +15,7 @@ from trainer_kit import Node, checkpointer, settle
 from waiting import until
 
 from ckpt.format.layout import Chunk
-from ckpt.worker.timeouts import WorkerDeadlines
+from ckpt.timeouts import WorkerDeadlines
 
 
 def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(

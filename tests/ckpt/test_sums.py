@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agent_kit import World, content, run, until
+from agent_kit import DEADLINES, World, content, run, until
 from parity_kit import NODES, of, saved, small_pieces
 
-from ckpt.agent.protect import encode as rows
 from ckpt.agent.protect import gather_sum as sums
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
@@ -41,13 +40,12 @@ def counted(send, sent):
 
 
 @pytest.mark.parametrize("lengths", [[5000] * 4, [0, 9000, 1, 300]], ids=str)
-def test_rows_whose_maker_is_late_are_made_by_those_who_keep_them(tmp_path, monkeypatch, lengths):
+def test_rows_whose_maker_is_late_are_made_by_those_who_keep_them(tmp_path, lengths):
     async def test():
-        for root, together_s in (("at once", rows.TOGETHER_S), ("alone", 0.0)):
-            monkeypatch.setattr(rows, "TOGETHER_S", together_s)
+        for root, deadlines in (("at once", DEADLINES), ("alone", replace(DEADLINES, rows_s=0.0))):
             (tmp_path / root).mkdir()
             data = lambda rank, step: content(rank, step, lengths[rank])  # noqa: E731
-            await saved(tmp_path / root, of("rs"), ranks_per_node=1, steps=(10,), data=data)
+            await saved(tmp_path / root, of("rs"), ranks_per_node=1, steps=(10,), data=data, deadlines=deadlines)
         for node in NODES:
             made, alone = ((tmp_path / root / node / "parity-0.data").read_bytes() for root in ("at once", "alone"))
             assert made == alone and any(made)

@@ -16,9 +16,9 @@ from typing import Any
 from ckpt import Checkpointer
 from ckpt.agent.process.launch import command
 from ckpt.config import CheckpointConfig, Place
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.session import Identity
-from ckpt.worker.timeouts import WorkerDeadlines
 
 LIMIT_S = 60
 processes = multiprocessing.get_context("forkserver")

@@ -42,7 +42,7 @@ class ProtectNode:
         self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
         self._copying, self._making = asyncio.Lock(), asyncio.Lock()  # a free name stays so until its record is there
         self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
-        self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines.answer_s)
+        self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines)
         self._peers.handle("lengths", self._on_lengths)
         self._peers.handle("header", self._on_header)
         self._peers.handle("verify_parity", self._on_verify)

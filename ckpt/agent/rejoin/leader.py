@@ -21,8 +21,6 @@ from ckpt.agent.flush.tier_contents import read_tier_contents, whole, whole_in_p
 from ckpt.agent.restore.plan import Placement
 from ckpt.format.shard_record import SaveId
 
-TIER_S = 2.0  # for a tier to say what it holds; one that is slower has to wait for the next save that is due there
-
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +42,7 @@ class RejoinLeader:
         """
         answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
         contents, newest, _ = await asyncio.gather(
-            read_tier_contents(self._context, answers, TIER_S), self._find(answers), self._lease.take()
+            read_tier_contents(self._context, answers, self._deadlines.tier_s), self._find(answers), self._lease.take()
         )
         kept, fields = newest, dict[str, Any](placement=None, alone=[])
         if newest is None or newest.attempt != self._context.place.attempt:  # this attempt has saved nothing yet

@@ -20,9 +20,9 @@ from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.framing import Decoder, encode
 from ckpt.errors import AgentError
 from ckpt.fork import let_go_when_forked
+from ckpt.timeouts import WorkerDeadlines
 
 _CONNECT_POLL_S = 0.02  # between looks for a socket that the agent has yet to make
-_SEND_TIMEOUT_S = 30.0  # an agent that takes nothing off its socket for so long is stuck
 _READ_BYTES = 1 << 18
 
 
@@ -59,7 +59,7 @@ class _Connection:
                     ) from None
                 time.sleep(_CONNECT_POLL_S)
                 continue
-            stream.settimeout(_SEND_TIMEOUT_S)
+            stream.settimeout(WorkerDeadlines.send_s)
             return cls(path, stream)
 
     def fileno(self) -> int:

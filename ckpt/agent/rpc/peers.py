@@ -16,14 +16,13 @@ from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
-from ckpt.timeouts import within
+from ckpt.timeouts import AgentDeadlines, within
 
 Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
 Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
 TURN = 4  # ranges that a transfer may take in, should they be there, before others on the loop have their turn
-STALL_S = 30.0  # a transfer of which nothing arrives for so long has failed
 IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
 _MAX_TAG = 1 << 30
 
@@ -37,11 +36,12 @@ class PeerError(AgentError):
 class Peers:
     """This agent's view of all agents, itself included; its loop is the only user of the transport."""
 
-    def __init__(self, transport: Transport, nodes: Sequence[str]) -> None:
+    def __init__(self, transport: Transport, nodes: Sequence[str], stall_s: float = AgentDeadlines.stall_s) -> None:
         self.rank = transport.rank
         self.nodes = tuple(nodes)
         self.broken: str | None = None  # why the world is of no further use
         self._transport = transport
+        self._stall_s = stall_s
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._transfers: list[Moving] = []
@@ -97,7 +97,7 @@ class Peers:
             landed: given each range, in order, as soon as it is there; must be quick.
 
         Raises:
-            PeerError: refused, or nothing arrived for STALL_S. Bytes may yet arrive later: do not reuse the buffer.
+            PeerError: refused, or nothing arrived in time. Bytes may yet arrive later: do not reuse the buffer.
         """
         tag = self.new_tag()
         async with Tasks() as tasks:
@@ -112,7 +112,7 @@ class Peers:
     async def take(
         self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
     ) -> None:
-        """Receives ranges, a window at a time; raises PeerError when nothing moves for STALL_S."""
+        """Receives ranges, a window at a time; raises PeerError when nothing moves in time."""
         await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
 
     def new_tag(self) -> int:
@@ -128,12 +128,12 @@ class Peers:
         return self._start(self._transport.send_range, node, tag, data)
 
     async def moved(self, node: int, moving: Moving) -> None:
-        """Waits for a range to or from a node; raises PeerError when nothing moves for STALL_S."""
+        """Waits for a range to or from a node; raises PeerError when nothing moves in time."""
         waiter = moving[1]
         if not waiter.done():
             self._look()
         if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
-            alarm = asyncio.get_running_loop().call_later(STALL_S, self._stalled, node, waiter)
+            alarm = asyncio.get_running_loop().call_later(self._stall_s, self._stalled, node, waiter)
             try:
                 await asyncio.shield(waiter)
             finally:
@@ -142,7 +142,7 @@ class Peers:
 
     def _stalled(self, node: int, waiter: asyncio.Future[None]) -> None:
         if not waiter.done():
-            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {STALL_S:g} s"))
+            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {self._stall_s:g} s"))
 
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""

@@ -8,10 +8,10 @@ from typing import Any
 from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.shards.memory_store import MemoryStore, block_ranges
 from ckpt.agent.shards.node_disk import NodeDisk
-from ckpt.agent.timeouts import AgentDeadlines
 from ckpt.errors import AgentError
 from ckpt.format.checksums import block_count, checksum, span_of
 from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.timeouts import AgentDeadlines
 
 
 class Exchange:

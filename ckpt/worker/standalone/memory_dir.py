@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,11 @@ def read_note(ram_dir: Path) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def agent_variables(place: Place, config: CheckpointConfig) -> dict[str, str]:
-    """The environment variables that a launcher would set for the agents of a place."""
-    return {
+def start_agents(
+    argv: Sequence[str], place: Place, config: CheckpointConfig, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts the agents of a place with an environment, to which it adds the variables that a launcher would set."""
+    variables = {
         "HOLDFAST_RUN_ID": place.run_id,
         "HOLDFAST_ATTEMPT": str(place.attempt),
         "HOLDFAST_NODES": ",".join(place.nodes),
@@ -106,9 +109,10 @@ def agent_variables(place: Place, config: CheckpointConfig) -> dict[str, str]:
         "HOLDFAST_RAM_DIR": str(place.ram_dir),
         "HOLDFAST_RUN_PID": str(os.getpid()),
         "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
+        **({"HOLDFAST_NODE": place.node} if len(place.nodes) == 1 else {}),
     }
-
-
-def open_log(path: str, flags: int) -> int:
-    """An opener for files that only this user can read."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    with open(place.ram_dir / LOG, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as log:
+        return subprocess.Popen(
+            argv, env={**env, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,  # Ctrl-C is for the script; the agents must still keep the state
+        )  # fmt: skip

@@ -21,22 +21,21 @@ from ckpt.agent.process.launch import ONE_WORLD, command, environment, outside_o
 from ckpt.agent.rpc.client import Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, ConfigError
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.standalone.memory_dir import (
     LOG,
-    agent_variables,
     lock_directory,
     memory_directory,
-    open_log,
     read_note,
     run_id,
     slurm_job,
+    start_agents,
     write_note,
 )
 
 _POLL_S = 0.02
 _LOOK_S = 0.5  # wait for the agent's socket between checks whether the start has failed
 _GRACE_S = 30.0  # added to rank 0's deadline, before the other ranks stop waiting for it
-_END_S = 30.0  # for the agents to exit after this program's ranks have closed; else they exit later
 _TAIL_LINES = 3
 
 log = logging.getLogger(__name__)
@@ -56,14 +55,14 @@ class Seat:
 class ProgramAgents:
     """The agents of an MPI program without a launcher. `place` is the node and the run of this process."""
 
-    def __init__(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], deadlines: WorkerDeadlines) -> None:
         """Starts the agents and waits until all of them listen. Collective over `comm`: all ranks raise or none.
 
         Args:
             comm: mpi4py communicator of the program's ranks.
             config: the checkpoint configuration; the same on all ranks.
             env: this process's environment, with LOCAL_RANK and LOCAL_WORLD_SIZE.
-            timeout_s: deadline for the agents to listen.
+            deadlines: of this process.
 
         Raises:
             ConfigError: the ranks are not distributed evenly in node order, the program spans nodes outside a Slurm
@@ -73,8 +72,9 @@ class ProgramAgents:
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor: Monitor | None = None
         self._lock = -1
+        self._deadlines = deadlines
         try:
-            self._join(comm, config, env, timeout_s)
+            self._join(comm, config, env)
         except BaseException:
             self._let_go()
             raise
@@ -90,12 +90,12 @@ class ProgramAgents:
         if process is None or not together:
             return
         try:
-            process.wait(timeout=_END_S)
+            process.wait(timeout=self._deadlines.end_s)
         except subprocess.TimeoutExpired:
             log.warning(
                 "the checkpoint agents have not ended within %g s: some rank has not closed its Checkpointer; "
                 "they end when it does",
-                _END_S,
+                self._deadlines.end_s,
             )
 
     def _let_go(self) -> None:
@@ -109,7 +109,7 @@ class ProgramAgents:
             os.close(self._lock)
             self._lock = -1
 
-    def _join(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str], timeout_s: float) -> None:
+    def _join(self, comm: Any, config: CheckpointConfig, env: Mapping[str, str]) -> None:
         job, leads = slurm_job(env), int(env["LOCAL_RANK"]) == 0
         ram_dir, seat = self._sit_down(config, env, job, leads)
         seats = comm.allgather(seat)
@@ -130,7 +130,7 @@ class ProgramAgents:
         if leads:
             with contextlib.suppress(OSError):  # memory may be full; the next attempt is then numbered by time of day
                 write_note(self.place)
-        self._meet(comm, config, leads, timeout_s)
+        self._meet(comm, config, leads)
 
     def _sit_down(self, config: CheckpointConfig, env: Mapping[str, str], job: str, leads: bool) -> tuple[Path, Seat]:
         """The node's first rank locks the memory directory.
@@ -148,11 +148,15 @@ class ProgramAgents:
         except (ConfigError, OSError, TypeError, ValueError) as error:
             return Path(), replace(seat, error=f"node {node}: {error}")
 
-    def _meet(self, comm: Any, config: CheckpointConfig, leads: bool, timeout_s: float) -> None:
+    def _meet(self, comm: Any, config: CheckpointConfig, leads: bool) -> None:
         """Rank 0 starts the agents; then the first rank of every node connects to its agent."""
+        timeout_s = self._deadlines.connect_s
 
         def start() -> str:
-            self._start(config)
+            argv = command(until_unused=True)
+            if len(self.place.nodes) > 1:
+                argv = [*srun(self.place.job, self.place.nodes, *ONE_WORLD), *argv]
+            self._process = start_agents(argv, self.place, config, outside_our_step(os.environ) | environment())
             self._monitor = self._connect_while_starting(timeout_s)
             return ""
 
@@ -167,23 +171,6 @@ class ProgramAgents:
                 error = f"node {self.place.node}: {failed}"
         if errors := sorted(filter(None, comm.allgather(error))):
             raise AgentError("; ".join(errors))
-
-    def _start(self, config: CheckpointConfig) -> None:
-        place, argv = self.place, command(until_unused=True)
-        variables = {**outside_our_step(os.environ), **environment(), **agent_variables(place, config)}
-        if len(place.nodes) == 1:
-            variables["HOLDFAST_NODE"] = place.node
-        else:
-            argv = [*srun(place.job, place.nodes, *ONE_WORLD), *argv]
-        with open(place.ram_dir / LOG, "ab", opener=open_log) as output:
-            self._process = subprocess.Popen(
-                argv,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for the program; the agents must still keep the state
-            )
 
     def _connect_while_starting(self, timeout_s: float) -> Monitor:
         place, process = self.place, self._process

@@ -19,20 +19,18 @@ from ckpt.agent.process.launch import command
 from ckpt.agent.rpc.client import Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, ConfigError
+from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.session import Identity
 from ckpt.worker.standalone.memory_dir import (
-    LOG,
-    agent_variables,
     lock_directory,
     memory_directory,
-    open_log,
     read_note,
     run_id,
+    start_agents,
     write_note,
 )
 
 _POLL_S = 0.02
-_END_S = 30.0  # for the agent to exit after the shutdown request
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +38,9 @@ log = logging.getLogger(__name__)
 class SoloAgent:
     """The agent of a run on one node without a launcher. `place` is the node and the run of this process."""
 
-    def __init__(self, config: CheckpointConfig, identity: Identity, env: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(
+        self, config: CheckpointConfig, identity: Identity, env: Mapping[str, str], deadlines: WorkerDeadlines
+    ) -> None:
         """Starts the agent on local rank 0; other ranks wait for it.
 
         Raises:
@@ -55,6 +55,7 @@ class SoloAgent:
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = -1
+        self._deadlines = deadlines
         # All workers of a launch have the same parent and the same restart count.
         launch = f"{os.getppid()}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         ram_dir = memory_directory(config)
@@ -62,10 +63,10 @@ class SoloAgent:
             self._lock = lock_directory(ram_dir, config)
             attempt = max(int(time.time()), read_note(ram_dir).get("attempt", 0) + 1)
             self.place = _place(ram_dir, run_id(config), attempt, ranks)
-            self._start(config)
+            self._process = start_agents(command(), self.place, config, os.environ)
             write_note(self.place, launch)
         else:
-            note = _wait_for_note(ram_dir, launch, timeout_s)
+            note = _wait_for_note(ram_dir, launch, deadlines.connect_s)
             self.place = _place(ram_dir, str(note["run_id"]), int(note["attempt"]), ranks)
 
     def close(self, *, together: bool = True) -> None:
@@ -80,26 +81,14 @@ class SoloAgent:
         with contextlib.suppress(OSError):  # the directory may have been removed
             write_note(self.place)  # no other worker may use it any more
         try:
-            with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=_END_S) as monitor:
-                monitor.shutdown(workers_s=_END_S if together else 0.0)
-            process.wait(timeout=_END_S)
+            with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=self._deadlines.end_s) as monitor:
+                monitor.shutdown(workers_s=self._deadlines.end_s if together else 0.0)
+            process.wait(timeout=self._deadlines.end_s)
         except (AgentError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint agent (pid %d) did not exit: %s; killing it", process.pid, error)
             process.kill()
             process.wait()
         os.close(self._lock)
-
-    def _start(self, config: CheckpointConfig) -> None:
-        variables = agent_variables(self.place, config) | {"HOLDFAST_NODE": self.place.node}
-        with open(self.place.ram_dir / LOG, "ab", opener=open_log) as output:
-            self._process = subprocess.Popen(
-                command(),
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for the script; the agent must still keep the state
-            )
 
 
 def _place(ram_dir: Path, run: str, attempt: int, ranks: int) -> Place:
