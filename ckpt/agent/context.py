@@ -66,3 +66,14 @@ class Context:
         At another world size neighbouring ranks go together, to the node whose ranks probably need them.
         """
         return rank * len(self.place.nodes) // world_size
+
+
+class Part:
+    """A part of one node's agent. Its methods `_on_<op>` serve what other agents ask."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._place, self._config, self._deadlines = context.place, context.config, context.deadlines
+        self._peers, self._listener, self._exchange = context.peers, context.listener, context.exchange
+        self._memory_store, self._node_disk = context.memory_store, context.node_disk
+        self._peers.serve(self)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.memory.board import Board
 
@@ -19,20 +19,14 @@ _SETTLE_S = 0.002  # a worker that read the gate just before it rose has written
 _RETRY_S = 2.0
 
 
-class Stop:
+class Stop(Part):
     """Each node's part in the agreement. The agent of node rank 0 also leads it."""
 
     def __init__(self, context: Context, board: Board) -> None:
+        super().__init__(context)
         self._board = board
-        self._context = context
-        self._peers = context.peers
-        self._listener = context.listener
-        self._deadlines = context.deadlines
         self._lead: asyncio.Task[None] | None = None
         self._boundary = 0  # the agreed boundary; 0 if there is none
-        self._peers.handle("ask_stop", self._on_stop)
-        self._peers.handle("gate", self._on_gate)
-        self._peers.handle("stop_at", self._on_stop_at)
 
     async def request(self) -> None:
         """Handles a monitor's request to stop. Any number of monitors on any node may send one."""
@@ -70,7 +64,7 @@ class Stop:
         if not self._boundary:
             self._board.clear_gate()
 
-    async def _on_stop(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_ask_stop(self, source: int, message: dict[str, Any]) -> None:
         if self._lead is None or self._lead.done():
             self._lead = asyncio.ensure_future(self._agree())
 

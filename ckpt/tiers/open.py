@@ -38,10 +38,5 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
 
 def s3_options(section: S3Section) -> S3Options:
     """The options for a bucket's requests, from the job file."""
-    return S3Options(
-        endpoint_url=section.endpoint_url,
-        region=section.region,
-        path_style=section.path_style,
-        sse=section.sse,
-        sse_kms_key_id=section.sse_kms_key_id,
-    )
+    names = ("endpoint_url", "region", "path_style", "sse", "sse_kms_key_id")
+    return S3Options(**{name: getattr(section, name) for name in names})

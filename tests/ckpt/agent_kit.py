@@ -330,7 +330,7 @@ class World:
             await self.monitors[0].event("problem", what="commit not heard by every node", step=step)
             assert all(step in copies(place.ram_dir) for place in self.places)
         for agent in self.agents:
-            agent._peers.handle("commit_save", agent._saves._on_commit)
+            agent._peers.handle("commit_save", agent._saves._on_commit_save)
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""

@@ -26,7 +26,7 @@ def test_the_record_of_another_shard_than_was_asked_for_is_refused(tmp_path: Pat
             here, there = (agent._saves._context.exchange for agent in world.agents)
 
             async def other(source: int, message: dict[str, Any]) -> dict[str, Any]:
-                return await there._serve_record(source, {**message, "rank": 3})
+                return await there._on_record(source, {**message, "rank": 3})
 
             assert (await here.record(1, save_id(10), 2)).rank == 2
             world.agents[1]._peers.handle("record", other)
@@ -50,7 +50,7 @@ def test_what_a_name_held_is_given_up_before_other_bytes_come_there(tmp_path: Pa
 
             async def watched(source: int, message: dict[str, Any]) -> None:
                 seen.append(record.exists())
-                await there._serve_bytes(source, message)
+                await there._on_shard_bytes(source, message)
 
             world.agents[1]._peers.handle("shard_bytes", watched)
             await here.pull(1, save_id(20), 1, record.stem)
@@ -83,6 +83,6 @@ def test_blocks_that_a_shard_does_not_have_are_not_served(tmp_path: Path, block:
             there = world.agents[1]._saves._context.exchange
             save = {"step": 10, "attempt": 0, "run_id": RUN_ID}
             with pytest.raises(AgentError, match="blocks outside the shard's 1 asked for"):
-                await there._serve_bytes(0, {"save": save, "rank": 1, "blocks": [block], "tag": 0})
+                await there._on_shard_bytes(0, {"save": save, "rank": 1, "blocks": [block], "tag": 0})
 
     run(test)

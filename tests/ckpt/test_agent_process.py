@@ -137,7 +137,7 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("redundancy", "stage"),
     [
-        ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_serve_bytes"),
+        ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_on_shard_bytes"),
         ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.node:ProtectNode:_on_lengths"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
@@ -251,9 +251,9 @@ def test_a_client_without_an_agent_names_the_socket_and_the_deadline(tmp_path):
 _IMPATIENT = """
 import runpy, sys
 from ckpt import timeouts
-given = dict(pair.split("=") for pair in sys.argv.pop(1).split(","))
-real = timeouts.AgentDeadlines
-timeouts.AgentDeadlines = lambda: real(**{name: float(value) for name, value in given.items()})
+for pair in sys.argv.pop(1).split(","):
+    name, _, value = pair.partition("=")
+    timeouts.AgentDeadlines.__init__.__kwdefaults__[name] = float(value)
 runpy.run_module("ckpt.agent", run_name="__main__")
 """
 

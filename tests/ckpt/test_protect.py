@@ -170,7 +170,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
         "shared": config(tmp_path / "shared"),
         "nvme": config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 10}),
     }[tier]
-    flush = FlushNode._on_write
+    flush = FlushNode._on_flush_write
 
     async def after_a_flip(self, source, message):
         if message["step"] == 20 and self._context.place.node == "b":
@@ -179,7 +179,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
         return await flush(self, source, message)
 
     async def test():
-        monkeypatch.setattr(FlushNode, "_on_write", after_a_flip)
+        monkeypatch.setattr(FlushNode, "_on_flush_write", after_a_flip)
         async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
             for slot, step in enumerate((10, 20)):
                 await world.save(step, slot)

@@ -106,8 +106,8 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             )
             fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
             makers = [agent._saves.protect._sums for agent in world.agents]
-            await makers[0]._serve(2, {**fields, "addend": first, "target": 1, "tag": 76})
-            await makers[1]._serve_sum(2, {**fields, "own": [last], "others": [(first, 76)], "target": 2, "tag": 77})
+            await makers[0]._on_parts(2, {**fields, "addend": first, "target": 1, "tag": 76})
+            await makers[1]._on_sum(2, {**fields, "own": [last], "others": [(first, 76)], "target": 2, "tag": 77})
             offered = world.fake.ranges[(1, 2, 77)][0]
             await until(lambda: len(offered) == sums.LEAVING)
             before = len(received)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents
 from ckpt.agent.rpc.peers import PeerError
@@ -23,15 +23,13 @@ from ckpt.sections import TierSection
 from ckpt.tiers.tier import Tier
 
 
-class FlushLeader:
+class FlushLeader(Part):
     """Decides which tiers a save goes to, and leads it there."""
 
     def __init__(self, context: Context, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
-        self._context = context
+        super().__init__(context)
         self._lease = lease
         self._sections: dict[str, TierSection] = context.config.lower
-        self._listener = context.listener
-        self._deadlines = context.deadlines
         self._clock = clock
         self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
@@ -74,7 +72,7 @@ class FlushLeader:
                 self._last_s[name] = self._clock() - age_s
         if save is None:
             return []
-        shards = self._context.memory_store.shards().values()
+        shards = self._memory_store.shards().values()
         asked = any(record.flush for record in shards if record.save == save)
         names = []
         for name, section in self._sections.items():
@@ -129,8 +127,8 @@ class FlushLeader:
         await in_time(self._deadlines.flush_s, tier.prepare)
         await in_time(self._deadlines.flush_s, tier.begin, save)
         answers = await self._call("flush_write", name, save.step, self._deadlines.flush_s)
-        world_size, packs = self._context.place.world_size, [answer["places"] for answer in answers]
-        shards = await in_thread(merge, save, self._context.config.namespace, world_size, packs)
+        world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
+        shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
 
     async def _write_locally(self, name: str, step: int) -> None:

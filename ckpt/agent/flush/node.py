@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt.agent.context import Context
-from ckpt.agent.rpc.peers import Handler
+from ckpt.agent.context import Context, Part
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CorruptError
@@ -17,30 +16,24 @@ from ckpt.tiers import reads
 from ckpt.tiers.tier import Tier
 
 
-class FlushNode:
+class FlushNode(Part):
     """Writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
 
     def __init__(self, context: Context, saves: SaveNode) -> None:
-        self._context = context
+        super().__init__(context)
         self._saves = saves
         self._writing: dict[str, int] = {}  # step, by tier
         # The last file written, by node-local tier; no places: the node's part was committed there before.
         self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
-        handlers: dict[str, Handler] = {
-            "flush_write": self._on_write, "flush_commit": self._on_commit, "flush_list": self._on_list,
-            "flush_retain": self._on_retain, "flush_done": self._on_done,
-        }  # fmt: skip
-        for op, handler in handlers.items():
-            context.peers.handle(op, handler)
 
-    async def _on_write(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_flush_write(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         step, name = message["step"], message["tier"]
         pin, tier = self._saves.pinned.get(step), self._tier(name)
         if pin is None:
             raise AgentError(f"step {step} is not held for the {name} tier here")
         if (older := self._writing.get(name)) is not None:
             raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
-        shards, memory_store = [], self._context.memory_store
+        shards, memory_store = [], self._memory_store
         names = [pin.names[local_rank] for local_rank in sorted(pin.names)]
         for shard in names:
             record = memory_store.record(shard)
@@ -65,28 +58,28 @@ class FlushNode:
                 if _is_committed(tier, save, [record.rank for record, _ in shards]):
                     return []
                 tier.begin(save)
-            return tier.write_node(save, self._context.place.node_rank, shards)
+            return tier.write_node(save, self._place.node_rank, shards)
         finally:
             del self._writing[name]
 
-    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_flush_commit(self, source: int, message: dict[str, Any]) -> None:
         """Node-local tiers only: this node's part of the step."""
         step = message["step"]
         save, places = self._written.get(message["tier"], (None, []))
         if save is None or step != save.step:
             raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
         if places:
-            await in_thread(self._tier(message["tier"]).commit, save, self._context.place.world_size, places)
+            await in_thread(self._tier(message["tier"]).commit, save, self._place.world_size, places)
 
-    async def _on_list(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_flush_list(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         saves = await in_thread(self._tier(message["tier"]).steps)
         return {"saves": [save.to_json() for save in saves]}
 
-    async def _on_retain(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_flush_retain(self, source: int, message: dict[str, Any]) -> None:
         complete = {SaveId.from_json(value) for value in message["complete"]}
         await in_thread(self._tier(message["tier"]).retain, message["keep"], None, complete)
 
-    async def _on_done(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_flush_done(self, source: int, message: dict[str, Any]) -> None:
         await self._saves.flushed(
             message["step"], message["tier"], message["reached"], bytes=message["nbytes"], seconds=message["seconds"]
         )

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import PeerError
 
 _POLL_S = 0.2
@@ -19,17 +19,14 @@ _POLL_S = 0.2
 log = logging.getLogger(__name__)
 
 
-class IdleExit:
+class IdleExit(Part):
     """Each node's part; the agent of node rank 0 also knows who is done."""
 
     def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._nodes = context.place.nodes
-        self._listener = context.listener
-        self._peers = context.peers
-        self._deadlines = context.deadlines
         self._unused: set[int] = set()  # nodes whose processes have gone, as node rank 0 has heard
         self._told: set[int] = set()  # nodes that know that all have
-        self._peers.handle("unused", self._on_unused)
 
     async def run(self) -> None:
         """Returns when this agent is to end: no process of the program is left, on any node that can be reached."""

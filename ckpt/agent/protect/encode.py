@@ -41,7 +41,7 @@ class Rows:
         self._deadlines = deadlines
         self._asked: dict[Row, tuple[Target, asyncio.Future[None]]] = {}  # who waits to be told that it comes
         self._come = asyncio.Condition()
-        peers.handle("row", self._on_row)
+        peers.serve(self)
 
     async def make(self, save: SaveId, over: ParitySet, ready: Collection[int], into: Room) -> None:
         """Makes this member's rows; not verified.

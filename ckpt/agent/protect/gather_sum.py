@@ -87,8 +87,7 @@ class Sums:
         self._resolve = resolve
         self._timeout_s = timeout_s
         self._spare: list[memoryview] = []  # buffers of a piece: the first touch of new ones costs more than adding up
-        peers.handle("parts", self._serve)
-        peers.handle("sum", self._serve_sum)
+        peers.serve(self)
 
     async def pull(
         self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], nbytes: int, room: Room,
@@ -145,7 +144,7 @@ class Sums:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
 
-    async def _serve(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_parts(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is made, where nothing more arrives."""
         own = self._own(message, [Addend.from_json(message["addend"])])
         ranges = (
@@ -156,7 +155,7 @@ class Sums:
         )
         self._peers.push(message["target"], message["tag"], ranges)
 
-    async def _serve_sum(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_sum(self, source: int, message: dict[str, Any]) -> None:
         """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
         own = self._own(message, [Addend.from_json(addend) for addend in message["own"]])
         sources = [(Addend.from_json(addend), tag) for addend, tag in message["others"]]

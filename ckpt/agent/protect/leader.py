@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.shard_record import SaveId
@@ -28,13 +28,11 @@ class Found:
         return {node for nodes in self.holders.values() for node in nodes}
 
 
-class RebuildLeader:
+class RebuildLeader(Part):
     """Knows what parity there is, and leads its use."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self._peers = context.peers
-        self._deadlines = context.deadlines
+        super().__init__(context)
         self._found: dict[SaveId, dict[ParitySet, Found]] = defaultdict(dict)
 
     def note(self, node: int, inventory: list[Any]) -> None:
@@ -148,7 +146,7 @@ class RebuildLeader:
                     good[index] = node
                     return
                 name = self._peers.nodes[node]
-                self._context.listener.problem("parity does not verify", f"in the memory of {name}", save.step)
+                self._listener.problem("parity does not verify", f"in the memory of {name}", save.step)
 
         good: dict[int, int] = {}
         await asyncio.gather(*(check(index, nodes) for index, nodes in found.holders.items()))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.encode import Rows
 from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
 from ckpt.agent.protect.parity_store import ParityStore
@@ -24,15 +24,11 @@ from ckpt.redundancy.stripes import Sum
 _AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
 
 
-class ProtectNode:
+class ProtectNode(Part):
     """One node's copies and parity, and its part in the parity of others."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self._place = context.place
-        self._peers = context.peers
-        self._deadlines = context.deadlines
-        self._memory_store = context.memory_store
+        super().__init__(context)
         self._parity_store = ParityStore(context.place.ram_dir, context.place.run_id, context.config.namespace)
         self._members = members_at(context.place, context.config.redundancy)
         scheme = scheme_of(context.config.redundancy)
@@ -43,10 +39,6 @@ class ProtectNode:
         self._copying, self._making = asyncio.Lock(), asyncio.Lock()  # a free name stays so until its record is there
         self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
         self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines)
-        self._peers.handle("lengths", self._on_lengths)
-        self._peers.handle("header", self._on_header)
-        self._peers.handle("verify_parity", self._on_verify)
-        self._peers.handle("rebuild", self._on_rebuild)
 
     async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
         """Makes the copies and the parity that this node lacks of a save; returns how many were made.
@@ -84,8 +76,8 @@ class ProtectNode:
         async with self._copying:
             if any([await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]):
                 return 0
-            name = self._memory_store.free_name(stem, self._context.config.slots, keep)
-            await self._context.exchange.pull(node, save, rank, name)
+            name = self._memory_store.free_name(stem, self._config.slots, keep)
+            await self._exchange.pull(node, save, rank, name)
             return 1
 
     async def _make_parity(
@@ -113,7 +105,7 @@ class ProtectNode:
                 if await self._parity_store.verify(name):
                     return 0
             headers = await self._headers(save, over)
-            name = self._parity_store.free_name(PARITY, self._context.config.slots, keep)
+            name = self._parity_store.free_name(PARITY, self._config.slots, keep)
             self._parity_store.drop(name)
             try:
                 with self._parity_store.room_for(name, over.stripes().parity_bytes(self._index)) as room:
@@ -123,7 +115,7 @@ class ProtectNode:
                 self._parity_store.remove(name)  # bytes may still be arriving there: never reuse this file
                 raise
             record = ParityRecord(
-                save=save, namespace=self._context.config.namespace, world_size=placement.world_size, over=over,
+                save=save, namespace=self._config.namespace, world_size=placement.world_size, over=over,
                 members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
                 blocks=blocks,
             )  # fmt: skip
@@ -136,7 +128,7 @@ class ProtectNode:
 
     def tidy(self, keep: Collection[SaveId]) -> None:
         """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
-        self._parity_store.tidy({PARITY} if self._parity else set(), self._context.config.slots, keep)
+        self._parity_store.tidy({PARITY} if self._parity else set(), self._config.slots, keep)
 
     def inventory(self, is_quarantined: Callable[[SaveId], bool]) -> list[Any]:
         """What parity is here, for the leader of a restore: (save, set, member, the set's nodes)."""
@@ -179,9 +171,7 @@ class ProtectNode:
         """The records of the members before this one, one for each that may be lost."""
         before = [self._index - i for i in range(1, self._parity + 1)]
         calls = [
-            self._context.exchange.record(self._members[member], save, rank)
-            for member in before
-            for rank in over.ranks[member]
+            self._exchange.record(self._members[member], save, rank) for member in before for rank in over.ranks[member]
         ]
         return tuple(await asyncio.gather(*calls))
 
@@ -215,7 +205,7 @@ class ProtectNode:
                 return {"header": header.to_json()}
         raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
 
-    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_verify_parity(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         save, over = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"])
         names = self._parity_store.find(save, over, message["index"])
         return {"good": any([await self._parity_store.verify(name) for name in names])}
@@ -226,7 +216,7 @@ class ProtectNode:
         save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
         mine = self._context.ranks(self._place.node_rank)
         stem = own_stem(mine.index(rank)) if rank in mine else copy_stem(rank, 0)
-        name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
+        name = self._memory_store.free_name(stem, self._config.slots, keep=None)
         shard_at, parity_at = dict(message["shard_nodes"]), dict(message["parity_nodes"])
         try:
             async with Tasks() as tasks:
@@ -240,7 +230,7 @@ class ProtectNode:
             raise
         self._memory_store.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
-        self._context.listener.to_monitors(
+        self._listener.to_monitors(
             "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
             seconds=round(time.monotonic() - since_s, 6),
         )  # fmt: skip

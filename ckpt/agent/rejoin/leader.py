@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import read_tier_contents, whole, whole_in_place
@@ -24,15 +24,13 @@ from ckpt.format.shard_record import SaveId
 log = logging.getLogger(__name__)
 
 
-class RejoinLeader:
+class RejoinLeader(Part):
     """Finds the save to go on from, and sees to its redundancy."""
 
     def __init__(self, context: Context, lease: Lease, flush: FlushLeader) -> None:
-        self._context = context
+        super().__init__(context)
         self._lease = lease
         self._flush = flush
-        self._peers = context.peers
-        self._deadlines = context.deadlines
 
     async def run(self) -> None:
         """Brings all nodes to where saving can go on.
@@ -45,7 +43,7 @@ class RejoinLeader:
             read_tier_contents(self._context, answers, self._deadlines.tier_s), self._find(answers), self._lease.take()
         )
         kept, fields = newest, dict[str, Any](placement=None, alone=[])
-        if newest is None or newest.attempt != self._context.place.attempt:  # this attempt has saved nothing yet
+        if newest is None or newest.attempt != self._place.attempt:  # this attempt has saved nothing yet
             moved, placement, alone = await self._find_moved(answers)
             if moved is not None and (newest is None or moved.step > newest.step):
                 newest, kept, fields = None, moved, {"placement": placement.to_json(), "alone": alone}
@@ -56,13 +54,13 @@ class RejoinLeader:
         boundary = max(answer["boundary"] for answer in answers)
         await self._call("rejoin_done", self._deadlines.answer_s, boundary=boundary)
         step = f"step {kept.step}, {made} pieces of redundancy made" if kept else "nothing in memory yet"
-        log.info("generation %d goes on: %s", self._context.place.generation, step)
+        log.info("generation %d goes on: %s", self._place.generation, step)
         if newest and tiers:
             await self._flush.lead(newest, sum(answer["pinned_bytes"] for answer in answers), tiers)
 
     async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard lies in the memory of the node where its rank runs, and verifies."""
-        for save in whole_in_place([answer["shards"] for answer in answers], self._context.place):
+        for save in whole_in_place([answer["shards"] for answer in answers], self._place):
             if await self._verifies(save, {node: list(self._context.ranks(node)) for node in self._context.training}):
                 return save
         return None
@@ -94,7 +92,7 @@ class RejoinLeader:
         )
         unverified = [rank for answer in await asyncio.gather(*calls) for rank in answer["unverified"]]
         if unverified:
-            self._context.listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
+            self._listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)
         return not unverified
 
     async def _call(self, op: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:

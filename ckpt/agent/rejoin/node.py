@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.plan import Placement
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.stop import Stop
@@ -14,19 +14,16 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.shard_record import SaveId
 
 
-class RejoinNode:
+class RejoinNode(Part):
     """Answers the leader, and the workers that have lost their agent."""
 
     def __init__(self, context: Context, saves: SaveNode, stop: Stop) -> None:
+        super().__init__(context)
         self._since_s = time.monotonic()
-        self._context = context
         self._generation = context.place.generation
         self._saves = saves
         self._stop = stop
         self._agreed: asyncio.Future[SaveId | None] = asyncio.get_running_loop().create_future()
-        context.peers.handle("rejoin_verify", self._on_verify)
-        context.peers.handle("rejoin_protect", self._on_protect)
-        context.peers.handle("rejoin_done", self._on_done)
 
     def fail(self, reason: str) -> None:
         """Nothing will be agreed: workers that ask are told why, and look for other agents."""
@@ -54,16 +51,16 @@ class RejoinNode:
         pinned = step in self._saves.pinned
         return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
 
-    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_rejoin_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Which of some ranks have no shard of a save in memory here that verifies."""
-        save, memory_store = SaveId.from_json(message["save"]), self._context.memory_store
+        save, memory_store = SaveId.from_json(message["save"]), self._memory_store
         unverified = []
         for rank in message["ranks"]:
             if not any([await memory_store.verify(name) for name in memory_store.find(save, rank)]):
                 unverified.append(rank)
         return {"unverified": unverified}
 
-    async def _on_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_rejoin_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """Takes a save up as the newest, and makes what redundancy it lacks here."""
         self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
         pinned = self._saves.pin_newest(message["tiers"])
@@ -81,15 +78,15 @@ class RejoinNode:
         try:
             return await self._saves.protect.make_moved(save, placement, alone)
         except (CheckpointError, OSError) as error:
-            self._context.listener.problem("redundancy of the restored step is not complete", str(error), save.step)
+            self._listener.problem("redundancy of the restored step is not complete", str(error), save.step)
             return 0
 
-    async def _on_done(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_rejoin_done(self, source: int, message: dict[str, Any]) -> None:
         self._stop.resume(message["boundary"])
         if not self._agreed.done():
             self._agreed.set_result(self._saves.newest)
         newest = self._saves.newest
         seconds = round(time.monotonic() - self._since_s, 6)
-        self._context.listener.to_monitors(
+        self._listener.to_monitors(
             "rejoined", step=newest.step if newest else None, generation=self._generation, seconds=seconds
         )

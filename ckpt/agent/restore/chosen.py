@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.tier_contents import whole
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
@@ -14,7 +14,7 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.tiers.tier import Tier
 
 
-class Chosen:
+class Chosen(Part):
     """One node's part; the agent of node rank 0 looks for all, once for each step and each round of loads.
 
     Nothing is made again from redundancy: what a step lacks in the nodes' memory and on their disks comes from a tier
@@ -22,11 +22,9 @@ class Chosen:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._plans: dict[int, Plan] = {}
         self._looking: dict[int, asyncio.Task[Plan]] = {}
-        context.peers.handle("find_chosen", self._on_choose)
-        context.peers.handle("holds", self._on_holds)
 
     async def plan(self, step: int) -> Plan:
         """Where the shards of a step are.
@@ -34,9 +32,9 @@ class Chosen:
         Raises:
             AgentError: no tier has the whole step; says what each has.
         """
-        deadlines = self._context.deadlines
+        deadlines = self._deadlines
         try:
-            answer = await self._context.peers.call(0, "find_chosen", timeout_s=deadlines.restore_s, step=step)
+            answer = await self._peers.call(0, "find_chosen", timeout_s=deadlines.restore_s, step=step)
         except PeerError as error:
             raise AgentError(str(error)) from None
         plan = self._plans[step] = Plan.from_json(answer["plan"])
@@ -48,7 +46,7 @@ class Chosen:
             raise AgentError(f"step {step} is not the one that the agents restore, and was not chosen before")
         return self._plans[step]
 
-    async def _on_choose(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_find_chosen(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         step = int(message["step"])
         if step not in self._looking:
             task = self._looking[step] = asyncio.ensure_future(self._look(step))
@@ -57,14 +55,14 @@ class Chosen:
 
     async def _on_holds(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         """What this node holds of a step: rows of save, world size, rank, and whether in memory."""
-        step, node_disk = message["step"], self._context.node_disk
-        held = [(r.save, r.world_size, r.rank, True) for r in self._context.memory_store.shards().values()]
+        step, node_disk = message["step"], self._node_disk
+        held = [(r.save, r.world_size, r.rank, True) for r in self._memory_store.shards().values()]
         held += [(*row, False) for row in node_disk.rows()]
         return {"shards": [[row[0].to_json(), *row[1:]] for row in held if row[0].step == step]}
 
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: this run's newest attempt first, then what is nearest."""
-        answers = await self._context.peers.call_all("holds", timeout_s=self._context.deadlines.answer_s, step=step)
+        answers = await self._peers.call_all("holds", timeout_s=self._deadlines.answer_s, step=step)
         found = [
             Plan(
                 save=one.save, world_size=one.world_size, tier="nvme" if one.second_best else "memory",
@@ -77,13 +75,13 @@ class Chosen:
             if tier.node_local:
                 continue
             try:
-                stored = await in_time(self._context.deadlines.verify_s, _of_tier, name, tier, step)
+                stored = await in_time(self._deadlines.verify_s, _of_tier, name, tier, step)
             except (CheckpointError, OSError) as error:
                 reasons.append(f"the {name} tier: {error}")
             else:
                 found += stored
                 reasons += [] if stored else [f"it is not in {tier.where}"]
-        run_id = self._context.place.run_id
+        run_id = self._place.run_id
         if not found:
             raise AgentError(f"step {step} cannot be had: {'; '.join(reasons)}")
         return max(found, key=lambda plan: (plan.save is not None and plan.save.run_id == run_id, plan.attempt or 0))

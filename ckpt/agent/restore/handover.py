@@ -11,7 +11,7 @@ import logging
 import os
 import time
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Part
 from ckpt.agent.restore.plan import Plan
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import CheckpointError
@@ -23,15 +23,8 @@ _AT_ONCE = 2  # shards: one has its first bytes asked for while the other fills 
 log = logging.getLogger(__name__)
 
 
-class Handover:
+class Handover(Part):
     """One node's part."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._place = context.place
-        self._memory_store = context.memory_store
-        self._exchange = context.exchange
-        self._listener = context.listener
 
     async def run(self, plan: Plan) -> list[int]:
         """Pulls the shards that this node is to take over; returns the ranks whose shard is in its memory now.
@@ -77,9 +70,7 @@ class Handover:
 
     async def _pull(self, holder: int, save: SaveId, rank: int) -> None:
         """Makes a verified copy here, overwriting nothing. The next commit gives its memory back."""
-        name = self._memory_store.free_name(
-            copy_stem(self._place.node_rank, rank), self._context.config.slots, keep=None
-        )
+        name = self._memory_store.free_name(copy_stem(self._place.node_rank, rank), self._config.slots, keep=None)
         await self._exchange.pull(holder, save, rank, name)
 
     def _fitting(self, records: dict[int, ShardRecord], world_size: int) -> list[int]:
@@ -90,7 +81,7 @@ class Handover:
         system = os.statvfs(self._place.ram_dir)
         if not records or not system.f_blocks:
             return sorted(records)
-        place, config = self._place, self._context.config
+        place, config = self._place, self._config
         state_bytes = sum(record.nbytes for record in records.values()) * world_size // len(records)
         each = -(-state_bytes // place.world_size)
         account = make_plan(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
@@ -43,17 +43,14 @@ class Held:
     holders: dict[int, list[int]] = field(default_factory=dict)  # the nodes by rank, best first
 
 
-class RestoreLeader:
+class RestoreLeader(Part):
     """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
 
     def __init__(self, context: Context, lease: Lease, flush: FlushLeader) -> None:
-        self._context = context
+        super().__init__(context)
         self._lease = lease
         self._flush = flush
         self._contents = TierContents(held={}, last_s={}, unreadable=())
-        self._peers = context.peers
-        self._listener = context.listener
-        self._deadlines = context.deadlines
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
         self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is damaged
@@ -68,7 +65,7 @@ class RestoreLeader:
             log.exception("no restore agreed")
             await self._tell("no_restore", reason=str(error))
             return
-        same_world = plan.world_size == self._context.place.world_size
+        same_world = plan.world_size == self._place.world_size
         in_place = same_world and self._in_memory_now
         tiers = self._flush.resume(self._contents, plan.save if in_place else None)
         answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, tiers=tiers)
@@ -131,7 +128,7 @@ class RestoreLeader:
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._contents = await read_tier_contents(self._context, answers, timeout_s)
         stored = self._stored()
-        for save in _newest_first(held, list(stored), self._context.place.run_id):
+        for save in _newest_first(held, list(stored), self._place.run_id):
             plan = await self._complete(save, held.get(save), stored.get(save, []))
             if plan is not None:
                 return plan
@@ -203,7 +200,7 @@ class RestoreLeader:
         on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
         self._in_memory_now = len(fetched) == len(lost)
         leaving = [rank for rank, nodes in holders.items() if nodes and nodes[0] not in self._context.training]
-        if world_size == self._context.place.world_size:
+        if world_size == self._place.world_size:
             leaving = []  # every node takes up the shards of its own ranks in any case
         return Plan(
             save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
@@ -220,7 +217,7 @@ class RestoreLeader:
         work = (save, held.world_size, held.holders, self._on_disks(held))
         lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
         keepers = []
-        if lost and held.world_size != self._context.place.world_size and not self._foreseen:
+        if lost and held.world_size != self._place.world_size and not self._foreseen:
             keepers = await self._rebuilding.prospect(*work)
         if not keepers:
             return await self._rebuilding.bring_back(*work)
@@ -237,7 +234,7 @@ class RestoreLeader:
 
     def _on_disks(self, held: Held) -> set[int]:
         """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
-        same_world = held.world_size == self._context.place.world_size
+        same_world = held.world_size == self._place.world_size
         best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]
         return {
             rank

@@ -9,10 +9,9 @@ import os
 import time
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.handover import Handover
 from ckpt.agent.restore.plan import Placement, Plan
-from ckpt.agent.rpc.peers import Handler
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import Rates, make_plan
@@ -29,27 +28,15 @@ _AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked
 log = logging.getLogger(__name__)
 
 
-class RestoreNode:
+class RestoreNode(Part):
     """From the question what this node holds to the answer what its workers restore."""
 
     def __init__(self, context: Context, saves: SaveNode) -> None:
+        super().__init__(context)
         self.plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._since_s = time.monotonic()
-        self._context = context
         self._saves = saves
-        self._place = context.place
-        self._memory_store = context.memory_store
-        self._node_disk = context.node_disk
-        self._peers = context.peers
-        self._listener = context.listener
         self._handover = Handover(context)
-        handlers: dict[str, Handler] = {
-            "inventory": self._on_inventory, "verify": self._on_verify, "verify_stored": self._on_verify_stored,
-            "restore": self._on_restore, "no_restore": self._on_no_restore, "protect_newest": self._on_protect_newest,
-            "protect_moved": self._on_protect_moved, "quarantine": self._on_quarantine,
-        }  # fmt: skip
-        for op, handler in handlers.items():
-            self._peers.handle(op, handler)
 
     def fail(self, reason: str) -> None:
         """There will be no plan: workers that ask for it are told why."""
@@ -149,7 +136,7 @@ class RestoreNode:
 
     def _has_room(self, manifest: Manifest, nbytes: int) -> bool:
         """Whether so much more leaves room for this node's part of the step: once to load it, and all its saves."""
-        node, config = self._place, self._context.config
+        node, config = self._place, self._config
         each = -(-manifest.nbytes // node.world_size)
         account = make_plan(
             config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
@@ -173,7 +160,7 @@ class RestoreNode:
 
     async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
         """Makes a verified shard under a free name; raises CorruptError or OSError."""
-        name = self._memory_store.free_name(stem, self._context.config.slots, keep=None)
+        name = self._memory_store.free_name(stem, self._config.slots, keep=None)
         try:
             with self._memory_store.room_for(name, place.record.nbytes) as room:
                 await in_thread(lambda: reads.read_whole(read, place, room.all()))
@@ -244,9 +231,9 @@ class RestoreNode:
         """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
         since_s = time.monotonic()
         for node in holders:
-            name = self._memory_store.free_name(own_stem(local_rank), self._context.config.slots, keep=None)
+            name = self._memory_store.free_name(own_stem(local_rank), self._config.slots, keep=None)
             try:
-                record = await self._context.exchange.pull(node, save, rank, name)
+                record = await self._exchange.pull(node, save, rank, name)
             except (CheckpointError, OSError) as error:
                 self._listener.problem(f"rebuild of rank {rank}", str(error), save.step)
                 continue

@@ -49,28 +49,17 @@ class Plan:
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "save": self.save.to_json() if self.save else None, "world_size": self.world_size, "tier": self.tier,
-            "holders": [[rank, nodes] for rank, nodes in self.holders.items()], "rebuilt": list(self.rebuilt),
-            "nvme": list(self.nvme), "leaving": list(self.leaving), "stored": list(self.stored),
-            "fetched": list(self.fetched),
-            "skipped": [list(entry) for entry in self.skipped],
-        }  # fmt: skip
+        save = self.save.to_json() if self.save else None
+        return {**vars(self), "save": save, "holders": list(self.holders.items())}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Plan:
-        return cls(
-            save=SaveId.from_json(value["save"]) if value["save"] else None,
-            world_size=value["world_size"],
-            tier=value["tier"],
-            holders={rank: list(nodes) for rank, nodes in value["holders"]},
-            rebuilt=tuple(value["rebuilt"]),
-            nvme=tuple(value["nvme"]),
-            leaving=tuple(value["leaving"]),
-            fetched=tuple(value["fetched"]),
-            stored=tuple(value["stored"]),
-            skipped=tuple((step, reason) for step, reason in value["skipped"]),
-        )
+        fields: dict[str, Any] = {
+            n: tuple(each) if isinstance(each, (list, tuple)) else each for n, each in value.items()
+        }
+        fields["save"] = SaveId.from_json(value["save"]) if value["save"] else None
+        fields["holders"] = {rank: list(nodes) for rank, nodes in value["holders"]}
+        return cls(**{**fields, "skipped": tuple(map(tuple, value["skipped"]))})
 
     @property
     def step(self) -> int | None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.restore.serve import Loading
@@ -21,20 +21,18 @@ from ckpt.errors import AgentError, CheckpointError
 log = logging.getLogger(__name__)
 
 
-class PrefetchNode:
+class PrefetchNode(Part):
     """One node's part: the plan that may come, and what is fetched for it."""
 
     def __init__(self, context: Context, final: asyncio.Future[Plan], loading: Loading, protect: ProtectNode) -> None:
+        super().__init__(context)
         self._final = final
         self._loading = loading
         self._protect = protect
-        self._exchange = context.exchange
         self._plan = Plan()  # without a save: none is foreseen
         self._headers: Sequence[int] = ()  # nodes that keep the records of what is lost
         self._heard = asyncio.Event()
         self._tasks = Tasks()
-        context.peers.handle("foresee", self._on_foresee)
-        context.peers.handle("withdraw", self._on_withdraw)
 
     async def for_worker(self) -> dict[str, Any]:
         """The step and world size of the plan that may come; step None where there is nothing to prefetch."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.chosen import Chosen
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
@@ -43,7 +43,7 @@ class Fetched:
     blocks: set[int] = field(default_factory=set)
 
 
-class Loading:
+class Loading(Part):
     """One node's loads. A shard's sources, best first: this node's memory and disk, other nodes', the other tiers."""
 
     def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
@@ -53,21 +53,15 @@ class Loading:
             plan: what is restored, once it is agreed.
             pinned: steps on their way to lower tiers.
         """
-        self._context = context
+        super().__init__(context)
         self._plan = plan
         self._pinned = pinned
-        self._place = context.place
-        self._memory_store = context.memory_store
-        self._node_disk = context.node_disk
-        self._exchange = context.exchange
-        self._peers = context.peers
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
         self._chosen = Chosen(context)
         self._damaged: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
         self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
-        self._peers.handle("verify_again", self._on_verify_again)
 
     async def plan_for_worker(self) -> dict[str, Any]:
         """What is restored; waits until the agents have agreed and this node's lost shards are made again."""
@@ -151,7 +145,7 @@ class Loading:
             self._forget(rank)
 
     async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
-        timeout_s = self._context.deadlines.verify_s
+        timeout_s = self._deadlines.verify_s
         try:
             await self._peers.call(node, "verify_again", timeout_s=timeout_s, save=save.to_json(), rank=rank)
         except PeerError as error:

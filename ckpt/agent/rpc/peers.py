@@ -54,6 +54,12 @@ class Peers:
         """Serves calls of `op` from any node; what the handler raises becomes the caller's PeerError."""
         self._handlers[op] = handler
 
+    def serve(self, part: object) -> None:
+        """Handles calls with the methods of an object that are named `_on_<op>`."""
+        for name in dir(part):
+            if name.startswith("_on_"):
+                self.handle(name.removeprefix("_on_"), getattr(part, name))
+
     async def call(self, node: int, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """One call; raises PeerError."""
         message = {"op": op, **fields}

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.tasks import Tasks
@@ -39,17 +39,14 @@ class Gathering:
         ]
 
 
-class SaveLeader:
+class SaveLeader(Part):
     """Takes steps through to their commit one after another, the oldest complete one first.
 
     Nodes seal steps in order, so an incomplete step before a complete one has been dropped somewhere: it never will be.
     """
 
     def __init__(self, context: Context, flush: FlushLeader) -> None:
-        self._context = context
-        self._peers = context.peers
-        self._listener = context.listener
-        self._deadlines = context.deadlines
+        super().__init__(context)
         self._flush = flush
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
@@ -57,9 +54,6 @@ class SaveLeader:
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks = Tasks()
-        self._peers.handle("sealed", self._on_sealed)
-        self._peers.handle("ask_drop", self._on_ask_drop)
-        self._peers.handle("ask_drop_up_to", self._on_ask_drop_up_to)
 
     async def run(self) -> None:
         """Leads saves until cancelled."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt.agent.context import Context
+from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.rpc.messages import OF_WORKER, check
 from ckpt.agent.rpc.peers import PeerError
@@ -54,19 +54,14 @@ class Pin:
     tiers: set[str]  # that it has yet to reach
 
 
-class SaveNode:
+class SaveNode(Part):
     """All saves in flight on this node."""
 
     def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
         self.pinned: dict[int, Pin] = {}  # by step
-        self._context = context
-        self._place = context.place
         self._slots = context.config.slots
-        self._memory_store = context.memory_store
-        self._peers = context.peers
-        self._listener = context.listener
-        self._deadlines = context.deadlines
         self._in_flight: dict[int, Save] = {}
         self._ending: set[Save] = set()  # dropped, and yet to be told to the workers
         self._is_lost = False  # the other agents are, and the workers know
@@ -75,9 +70,6 @@ class SaveNode:
         self._changed = asyncio.Condition()
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
         self.protect = ProtectNode(context)
-        self._peers.handle("protect", self._on_protect)
-        self._peers.handle("commit_save", self._on_commit)
-        self._peers.handle("drop", self._on_drop)
 
     def staged(self, client: Client, message: dict[str, Any]) -> None:
         """A worker has staged its shard into one of its slots; a shard that is refused fails the save at once."""
@@ -105,7 +97,7 @@ class SaveNode:
         save.tokens.update(members.keys())
         save.members.update(members)
         staged = ShardRecord(
-            save=self._context.save_id(step), namespace=self._context.config.namespace, rank=rank,
+            save=self._context.save_id(step), namespace=self._config.namespace, rank=rank,
             world_size=self._place.world_size, layout=layout, blocks=(), flush=save.flush,
         )  # fmt: skip
         save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
@@ -244,7 +236,7 @@ class SaveNode:
         """What the redundancy of a save must not replace."""
         return {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
 
-    async def _on_commit(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_commit_save(self, source: int, message: dict[str, Any]) -> None:
         save = self._in_flight.pop(message["step"], None)
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")

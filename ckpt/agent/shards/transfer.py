@@ -22,8 +22,7 @@ class Exchange:
         self._memory_store = memory_store
         self._node_disk = node_disk
         self._deadlines = deadlines
-        peers.handle("record", self._serve_record)
-        peers.handle("shard_bytes", self._serve_bytes)
+        peers.serve(self)
 
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of a shard that another node holds; raises PeerError."""
@@ -75,11 +74,11 @@ class Exchange:
         self._memory_store.publish(name, record)
         return record
 
-    async def _serve_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         record = self._find(message)[0]
         return {"record": record.to_json()}
 
-    async def _serve_bytes(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_shard_bytes(self, source: int, message: dict[str, Any]) -> None:
         record, ranges = self._find(message)
         nbytes, blocks = record.layout.nbytes, message["blocks"]
         if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
