@@ -216,7 +216,7 @@ class _Ours:
 
     def tidy(self) -> None:
         """Leaves the newest save only."""
-        self._tier.retain(1, None)
+        self._tier.retain(1)
 
 
 class _Boto3:

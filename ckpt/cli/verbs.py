@@ -67,13 +67,13 @@ def collect(
     """Remove all but the newest committed steps. Steps quarantined by `verify --quarantine` stay."""
     with reported(), awaiting(path) as heard:
         tier = open_namespace(path)
-        going = superfluous(list(tier.catalog()), keep, None)
+        going = superfluous(list(tier.catalog()), keep)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
         names = list(sizes)
         if not dry_run:
             with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json, heard=heard) as bar:
-                names = tier.retain(keep, None, removed=lambda name: bar.advance(sizes.get(name, 0)))
+                names = tier.retain(keep, removed=lambda name: bar.advance(sizes.get(name, 0)))
     if as_json:
         steps = {entry.name: {"step": entry.step, "attempt": entry.attempt} for entry in going}
         rows = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckpt.native.isal import isal
 
@@ -100,24 +100,12 @@ def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequenc
 @functools.cache
 def isal_multiply_add() -> MultiplyAdd | None:
     """`multiply_add` with ISA-L; None if the library is missing."""
-    try:
-        library = isal()
-        return _bind(library.ec_init_tables, library.ec_encode_data_update) if library else None
-    except AttributeError:
+    if (update := getattr(isal(), "ec_encode_data_update", None)) is None:
         return None
 
-
-def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd:
-    @functools.lru_cache(256)
-    def table(coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
-        made = ctypes.create_string_buffer(32 * len(coefficients))
-        init(1, len(coefficients), coefficients, made)
-        return made
-
     def add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
-        rows = len(into)
-        targets = (ctypes.c_void_p * rows)(*(one.ctypes.data for one in into))
-        update(len(data), 1, rows, 0, table(bytes(coefficients)), ctypes.c_void_p(data.ctypes.data), targets)
+        matrix = _isal_table(1, bytes(coefficients))
+        update(len(data), 1, len(into), 0, matrix, ctypes.c_void_p(data.ctypes.data), _addresses(into))
 
     return add
 
@@ -125,30 +113,30 @@ def _bind(init: Callable[..., None], update: Callable[..., None]) -> MultiplyAdd
 @functools.cache
 def isal_combine() -> Combine | None:
     """`combine` with ISA-L, for terms as long as the sums; None if the library is missing."""
-    try:
-        library = isal()
-        return _bind_combine(library.ec_init_tables, library.ec_encode_data) if library else None
-    except AttributeError:
-        return None
-
-
-def _bind_combine(init: Callable[..., None], encode: Callable[..., None]) -> Combine:
     import numpy as np
 
-    @functools.lru_cache(256)
-    def table(columns: int, coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
-        made = ctypes.create_string_buffer(32 * len(coefficients))
-        init(columns, len(coefficients) // columns, coefficients, made)
-        return made
-
-    def addresses(ranges: Sequence[memoryview]) -> ctypes.Array[ctypes.c_void_p]:
-        return (ctypes.c_void_p * len(ranges))(*(np.frombuffer(one, np.uint8).ctypes.data for one in ranges))
+    if (encode := getattr(isal(), "ec_encode_data", None)) is None:
+        return None
 
     def sums(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
-        matrix = table(len(terms), bytes(coefficients[row] for row in range(len(into)) for coefficients, _, _ in terms))
-        encode(len(into[0]), len(terms), len(into), matrix, addresses([data for _, _, data in terms]), addresses(into))
+        coefficients = bytes(one[row] for row in range(len(into)) for one, _, _ in terms)
+        sources = _addresses([np.frombuffer(data, np.uint8) for _, _, data in terms])
+        targets = _addresses([np.frombuffer(one, np.uint8) for one in into])
+        encode(len(into[0]), len(terms), len(into), _isal_table(len(terms), coefficients), sources, targets)
 
     return sums
+
+
+@functools.lru_cache(512)
+def _isal_table(columns: int, coefficients: bytes) -> ctypes.Array[ctypes.c_char]:
+    made = ctypes.create_string_buffer(32 * len(coefficients))
+    library: Any = isal()
+    library.ec_init_tables(columns, len(coefficients) // columns, coefficients, made)
+    return made
+
+
+def _addresses(ranges: Sequence[Bytes]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(ranges))(*(one.ctypes.data for one in ranges))
 
 
 @functools.cache

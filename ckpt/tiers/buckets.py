@@ -36,7 +36,7 @@ def split_url(url: str) -> tuple[str, str, str]:
     return scheme, name, (match[5] or "").strip("/")
 
 
-def open_bucket(url: str, options: S3Options, throttle: Throttle) -> Bucket | CloudBucket:
+def open_bucket(url: str, options: S3Options, throttle: Throttle) -> Bucket:
     """The bucket that a URL names. Makes no request yet."""
     scheme, name, _ = split_url(url)
     return Bucket(name, options, throttle) if scheme == "s3" else CloudBucket(scheme, name, options, throttle)

@@ -9,47 +9,27 @@ from functools import cached_property
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
-from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_bucket import MAX_SMALL_BYTES, RANGE_BYTES, Piece, cut, part_bytes_of
+from ckpt.tiers.s3_bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
 from ckpt.tiers.s3_client import AccessError, S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
 _TIMEOUT_S = 60
 
 
-class CloudBucket:
-    """A bucket or container. All methods block, and may be called from any thread.
-
-    They raise OSError, and FileNotFoundError for an object that does not exist.
-
-    Args:
-        scheme: gs or az.
-        name: name of the bucket or container.
-        options: the endpoint and the number of attempts; credentials come from obstore's environment variables.
-        throttle: limits the rate at which this process writes.
-    """
+class CloudBucket(Bucket):
+    """A bucket or container. Credentials come from obstore's environment variables."""
 
     def __init__(self, scheme: str, name: str, options: S3Options, throttle: Throttle) -> None:
-        self._scheme = scheme
-        self._name = name
-        self._options = options
-        self._throttle = throttle
+        """`scheme`: gs or az."""
+        super().__init__(name, options, throttle)
+        self.scheme = scheme
 
     def put(self, key: str, data: bytes | bytearray) -> None:
-        """Write a small object in one request."""
         self._throttle.take(len(data))
         with self._errors(key) as (store, obstore):
             obstore.put(store, key, bytes(data), use_multipart=False)
 
-    def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
-        """Write an object from pieces of memory, with zeros in the gaps. The object appears complete or not at all."""
-        pieces = sorted(pieces, key=lambda piece: piece[0])
-        size = max((offset + len(data) for offset, data in pieces), default=0)
-        part_bytes = part_bytes_of(size)
-        if size <= part_bytes:
-            self.put(key, cut(pieces, 0, bytearray(size)))
-            return
-
+    def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
         def bodies() -> Iterator[bytes]:
             for start in range(0, size, part_bytes):
                 body = cut(pieces, start, bytearray(min(part_bytes, size - start)))
@@ -60,12 +40,10 @@ class CloudBucket:
             obstore.put(store, key, bodies(), use_multipart=True, chunk_size=part_bytes, max_concurrency=connections())
 
     def copy(self, key: str, new_key: str) -> None:
-        """Have the server copy an object."""
         with self._errors(key) as (store, obstore):
             obstore.copy(store, key, new_key)
 
     def get(self, key: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
-        """Read a whole object. Raises CorruptError if it is larger than `max_bytes`."""
         with self._errors(key) as (store, obstore):
             answer = obstore.get(store, key)
             if (size := answer.meta["size"]) > max_bytes:
@@ -73,50 +51,31 @@ class CloudBucket:
             return bytes(answer.bytes())
 
     def get_into(self, key: str, start: int, into: memoryview) -> None:
-        """Fill memory with an object's bytes from `start` on. Raises CorruptError if the object is too short."""
+        if len(into) and (size := self._head(key)) < start + len(into):  # obstore has no error of its own for this
+            raise CorruptError(f"{self._url(key)}: {size} bytes, expected at least {start + len(into)}")
+        super().get_into(key, start, into)
 
-        def get_range(offset: int) -> None:
-            piece = into[offset : offset + RANGE_BYTES]
-            first = start + offset
-            with self._errors(key) as (store, obstore):
-                size = obstore.head(store, key)["size"] if not offset else first + len(piece)
-                if size < first + len(piece):
-                    raise CorruptError(f"{self._url(key)}: {size} bytes, expected at least {first + len(piece)}")
-                data = obstore.get_range(store, key, start=first, length=len(piece))
-            if len(data) != len(piece):
-                raise CorruptError(
-                    f"{self._url(key)}: got {len(data)} bytes from byte {first} on, expected {len(piece)}"
-                )
-            piece[:] = memoryview(data)
+    def _range(self, key: str, first: int, nbytes: int) -> memoryview:
+        with self._errors(key) as (store, obstore):
+            return memoryview(obstore.get_range(store, key, start=first, length=nbytes))
 
-        in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
-
-    def exists(self, key: str) -> bool:
-        """Whether the object exists. Raises OSError if the server does not answer."""
-        try:
-            with self._errors(key) as (store, obstore):
-                obstore.head(store, key)
-        except FileNotFoundError:
-            return False
-        return True
+    def _head(self, key: str) -> int:
+        with self._errors(key) as (store, obstore):
+            return int(obstore.head(store, key)["size"])
 
     def anything(self, prefix: str) -> bool:
-        """Whether any object's key begins with a prefix."""
         return next(self._keys(prefix, at_once=1), None) is not None
 
     def directories(self, prefix: str) -> set[str]:
-        """The names that follow a prefix, up to the next slash."""
         inside, _, _ = prefix.rpartition("/")
         with self._errors(prefix) as (store, obstore):
             found = obstore.list_with_delimiter(store, inside or None)["common_prefixes"]
         return {f"{path.rstrip('/')}/".removeprefix(prefix).rstrip("/") for path in found if path.startswith(prefix)}
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys that begin with a prefix."""
         return list(self._keys(prefix))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects. Those that do not exist are no error."""
         for key in keys:
             with suppress(FileNotFoundError), self._errors(key) as (store, obstore):
                 obstore.delete(store, key)
@@ -140,14 +99,14 @@ class CloudBucket:
             from obstore.store import AzureStore, GCSStore
         except ImportError:
             raise ConfigError(
-                f"{self._scheme}://: obstore is not installed; pip install 'holdfast-hpc[cloud]'"
+                f"{self.scheme}://: obstore is not installed; pip install 'holdfast-hpc[cloud]'"
             ) from None
         endpoint = self._options.endpoint_url
         common: dict[str, Any] = {
             "client_options": {"timeout": timedelta(seconds=_TIMEOUT_S), "allow_http": bool(endpoint)},
             "retry_config": {"max_retries": self._options.attempts - 1},
         }
-        if self._scheme == "gs":
+        if self.scheme == "gs":
             return GCSStore(self._name, **common, **({"base_url": endpoint} if endpoint else {}))
         return AzureStore(self._name, **common, **({"endpoint": endpoint} if endpoint else {}))
 
@@ -166,9 +125,6 @@ class CloudBucket:
             raise AccessError(f"{self._url(key)}: {_line(error)}; look at the credentials' rights") from None
         except exceptions.BaseError as error:
             raise OSError(f"{self._url(key)}: {_line(error)}") from None
-
-    def _url(self, key: str) -> str:
-        return f"{self._scheme}://{self._name}/{key}"
 
 
 def _line(error: Exception) -> str:

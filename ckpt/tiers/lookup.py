@@ -49,7 +49,7 @@ def local_tiers(path: Path) -> list[tuple[SharedTier, str]]:
     return [_local(folder.absolute()) for folder in folders]
 
 
-def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
+def s3_tiers(url: str) -> list[S3Tier]:
     """The tiers at a prefix of a bucket: of the namespace there, or of all namespaces one level below.
 
     Raises:
@@ -58,8 +58,7 @@ def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
         OSError: the server does not answer.
     """
     scheme, name, prefix = split_url(url)
-    options = options or S3Options()
-    bucket = open_bucket(url, options, Throttle(None))
+    bucket = open_bucket(url, S3Options(), Throttle(None))
     root = f"{scheme}://{name}"
     inside = f"{prefix}/" if prefix else ""
     places = [prefix] if prefix and bucket.exists(f"{inside}{MARK}") else []
@@ -74,7 +73,7 @@ def s3_tiers(url: str, options: S3Options | None = None) -> list[S3Tier]:
         parent, _, namespace = place.rpartition("/")
         if mark.namespace != namespace:
             raise ConfigError(f"{root}/{place}: is marked as namespace {mark.namespace!r:.100}; move it back")
-        tiers.append(S3Tier(f"{root}/{parent}", namespace, options))
+        tiers.append(S3Tier(f"{root}/{parent}", namespace))
     return tiers
 
 

@@ -16,25 +16,22 @@ from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
 
 
-def open_namespace(where: str, namespace: str | None = None) -> Tier:
+def open_namespace(where: str) -> Tier:
     """Open the tier of a namespace at a directory or prefix, or one level below it.
 
     Args:
         where: an existing directory, or the URL of a bucket such as s3://bucket/prefix.
-        namespace: the name of the namespace; None if there is only one.
 
     Raises:
-        ConfigError: there is no namespace, or there are several and `namespace` is None.
+        ConfigError: there is no namespace, or there are several.
         NamespaceError: a mark cannot be read.
         OSError: the storage cannot be read.
     """
     tiers: Sequence[Tier] = s3_tiers(where) if is_url(where) else _directories(Path(where))
-    found = [tier for tier in tiers if namespace in (None, tier.namespace)]
-    if len(found) != 1:
+    if len(tiers) != 1:
         names = ", ".join(tier.namespace for tier in tiers) or "none"
-        wanted = "one checkpoint namespace" if namespace is None else f"namespace {namespace}"
-        raise ConfigError(f"{where}: expected {wanted}, found {names}; give the folder of one")
-    return found[0]
+        raise ConfigError(f"{where}: expected one checkpoint namespace, found {names}; give the folder of one")
+    return tiers[0]
 
 
 def make_namespace(where: str, namespace: str, throttle: Throttle | None = None) -> Tier:

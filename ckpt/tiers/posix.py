@@ -95,11 +95,10 @@ class SharedTier(Tier):
         return str(quarantine(self.folder, name, reason))
 
     def retain(
-        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
-        removed: Removed = lambda name: None,
-    ) -> list[str]:  # fmt: skip
+        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+    ) -> list[str]:
         """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
-        entries = superfluous(list(self.catalog()), keep, directory_name(running) if running else None, complete)
+        entries = superfluous(list(self.catalog()), keep, complete)
         names = [entry.name for entry in entries]
         self._remove(names, removed)
         return names

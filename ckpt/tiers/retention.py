@@ -9,18 +9,17 @@ from ckpt.tiers.catalog import CatalogEntry
 
 
 def superfluous(
-    entries: Sequence[CatalogEntry], keep: int, running: str | None, complete: Collection[SaveId] | None = None
+    entries: Sequence[CatalogEntry], keep: int, complete: Collection[SaveId] | None = None
 ) -> list[CatalogEntry]:
     """The entries to remove.
 
     Committed steps beyond the `keep` newest are removed. A directory that was never committed is removed if the same
-    run has committed a newer step, or if it is older than all kept steps. The step that is being written and steps that
-    could not be read are never removed.
+    run has committed a newer step, or if it is older than all kept steps. Steps that could not be read are never
+    removed.
 
     Args:
         entries: the entries from `entries_of`, newest first.
         keep: number of committed steps to keep, at least 1.
-        running: name of the directory that is being written.
         complete: the saves that count as committed; None: all that have a manifest.
     """
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
@@ -33,4 +32,4 @@ def superfluous(
         limit = newest if entry.run_tag == newest.run_tag else oldest
         if entry.name not in names and not entry.unread and (entry.step, entry.attempt) < (limit.step, limit.attempt):
             gone.append(entry)
-    return [entry for entry in gone if entry.name != running]
+    return gone

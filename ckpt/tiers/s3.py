@@ -91,9 +91,8 @@ class S3Tier(Tier):
         return f"{self.url}/{new_name}"
 
     def retain(
-        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
-        removed: Removed = lambda name: None,
-    ) -> list[str]:  # fmt: skip
+        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+    ) -> list[str]:
         """Remove superfluous steps. Each manifest is removed first, so that no reader finds a step half deleted.
 
         A killed upload leaves parts that are not objects but cost storage. They are removed with their step.
@@ -105,7 +104,7 @@ class S3Tier(Tier):
             uploads = []
         names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
-        gone = superfluous(list(self._entries(names)), keep, directory_name(running) if running else None, complete)
+        gone = superfluous(list(self._entries(names)), keep, complete)
         for entry in gone:
             self._bucket.delete([self._key(entry.name, NAME)])
             inside = self._key(entry.name, "")

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 class Bucket:
     """Blocking calls, from any thread. They raise OSError, and FileNotFoundError if the object does not exist."""
 
+    scheme = "s3"
+
     def __init__(self, name: str, options: S3Options, throttle: Throttle) -> None:
         self._name = name
         self._options = options
@@ -47,6 +49,9 @@ class Bucket:
         if size <= part_bytes:
             self.put(key, cut(pieces, 0, bytearray(size)))
             return
+        self._put_parts(key, pieces, size, part_bytes)
+
+    def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
         with telling(self._url(key)):
             upload = self._client.create_multipart_upload(
                 Bucket=self._name, Key=key, ChecksumAlgorithm="CRC32", **self._options.encryption
@@ -99,8 +104,7 @@ class Bucket:
         def get_range(offset: int) -> None:
             piece = into[offset : offset + RANGE_BYTES]
             first = start + offset
-            with telling(self._url(key)):
-                data = self._body(key, len(piece), Range=f"bytes={first}-{first + len(piece) - 1}")
+            data = self._range(key, first, len(piece))
             if len(data) != len(piece):
                 raise CorruptError(
                     f"{self._url(key)}: got {len(data)} bytes from byte {first} on, expected {len(piece)}"
@@ -108,6 +112,10 @@ class Bucket:
             piece[:] = data
 
         in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
+
+    def _range(self, key: str, first: int, nbytes: int) -> bytes | memoryview:
+        with telling(self._url(key)):
+            return self._body(key, nbytes, Range=f"bytes={first}-{first + nbytes - 1}")
 
     def _body(self, key: str, max_bytes: int, **arguments: str) -> bytes:
         """The bytes of an object, or of a range.
@@ -132,11 +140,14 @@ class Bucket:
     def exists(self, key: str) -> bool:
         """Whether the server says that the object exists. Errors are raised."""
         try:
-            with telling(self._url(key)):
-                self._client.head_object(Bucket=self._name, Key=key)
+            self._head(key)
         except FileNotFoundError:
             return False
         return True
+
+    def _head(self, key: str) -> int:
+        with telling(self._url(key)):
+            return int(self._client.head_object(Bucket=self._name, Key=key)["ContentLength"])
 
     def anything(self, prefix: str) -> bool:
         """Whether any key has this prefix."""
@@ -186,7 +197,7 @@ class Bucket:
             yield from self._client.get_paginator(operation).paginate(Bucket=self._name, Prefix=prefix, **arguments)
 
     def _url(self, key: str) -> str:
-        return f"s3://{self._name}/{key}"
+        return f"{self.scheme}://{self._name}/{key}"
 
 
 def _crc32_header(body: bytearray) -> str:

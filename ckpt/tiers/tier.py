@@ -163,14 +163,12 @@ class Tier(ABC):
 
     @abstractmethod
     def retain(
-        self, keep: int, running: SaveId | None, complete: Collection[SaveId] | None = None,
-        removed: Removed = lambda name: None,
-    ) -> list[str]:  # fmt: skip
+        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+    ) -> list[str]:
         """Remove steps that newer committed steps have made superfluous; returns the names of the removed ones.
 
         Args:
             keep: number of newest committed steps to keep.
-            running: the save that is being written, which is kept.
             complete: in a node-local tier, the saves that all nodes have committed; only these count. None: all count.
             removed: called with the name of each removed step.
         """

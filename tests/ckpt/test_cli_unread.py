@@ -93,7 +93,7 @@ def test_a_manifest_on_a_file_system_whose_server_is_gone(tier: SharedTier) -> N
     try:
         check_unread(tier.path, directory.name, "Transport endpoint is not connected")
         assert tier.steps() == [save_id(5), save_id(3)]
-        tier.retain(1, None)
+        tier.retain(1)
         assert directory.name in os.listdir(tier.folder)  # whether it may go cannot be known
     finally:
         subprocess.run(["umount", "-l", str(directory)], check=True)

@@ -30,11 +30,9 @@ def entry(step: int, *, committed: bool = True, attempt: int = 0, run: str = "ou
     )  # fmt: skip
 
 
-def gone(
-    *entries: CatalogEntry, keep: int = 1, running: str | None = None, complete: set[int] | None = None
-) -> set[str]:
+def gone(*entries: CatalogEntry, keep: int = 1, complete: set[int] | None = None) -> set[str]:
     saves = None if complete is None else {save_id(step) for step in complete}
-    return {found.name for found in superfluous(entries, keep, running, saves)}
+    return {found.name for found in superfluous(entries, keep, saves)}
 
 
 def test_what_is_not_complete_on_all_nodes_pushes_nothing_out() -> None:
@@ -45,10 +43,6 @@ def test_what_is_not_complete_on_all_nodes_pushes_nothing_out() -> None:
 
 def test_at_least_the_newest_committed_step_stays() -> None:
     assert gone(entry(20), entry(10), keep=0) == {"10.0.ours"}
-
-
-def test_the_step_that_is_being_written_stays_though_it_is_older() -> None:
-    assert gone(entry(20), entry(10, committed=False), running="10.0.ours") == set()
 
 
 def test_a_half_written_step_goes_with_a_newer_one_of_its_own_run_alone() -> None:

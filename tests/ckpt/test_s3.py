@@ -89,7 +89,7 @@ def test_an_error_is_never_taken_for_an_absent_step(server: S3Server, answer: An
         S3Tier.steps,
         S3Tier.prepare,
         lambda tier: tier.read_manifest(save_id(1)),
-        lambda tier: tier.retain(1, None),
+        lambda tier: tier.retain(1),
     )
     with answering(answer) as options:
         for call in calls:  # a client for each: after a 503 the same one would wait before it asks again

@@ -176,7 +176,7 @@ save = save_id(2)
 places = [place for node in (0, 1) for place in tier.write_node(
     save, node, [shard(save, rank, nbytes=6 << 20) for rank in (2 * node, 2 * node + 1)])]
 tier.commit(save, WORLD, places)
-tier.retain(1, None)
+tier.retain(1)
 """
 
 _STAGES = ("create_multipart_upload:1", "upload_part:0", "upload_part:4", "complete_multipart_upload:0",
@@ -209,7 +209,7 @@ def test_a_process_killed_at_any_stage_leaves_a_checkpoint_and_the_next_one_clea
     assert done.returncode == -signal.SIGKILL
     assert tier.steps() in ([save_id(1)], [save_id(2), save_id(1)], [save_id(2)])
     commit(3)
-    tier.retain(1, None)
+    tier.retain(1)
     assert tier.steps() == [save_id(3)]
     assert tier._bucket.uploads(f"{tier._prefix}/") == []
     assert {key.rpartition("/")[2] for key in tier._bucket.keys(f"{tier._prefix}/")} == {

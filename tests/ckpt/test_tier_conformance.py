@@ -178,14 +178,14 @@ def test_retention_keeps_the_newest_and_what_is_being_written(place: Stored) -> 
         place.commit(save_id(step))
     place.write(save_id(2, attempt=1))  # never committed, older than the newest
     place.write(save_id(5))
-    assert len(place.tier.retain(2, running=save_id(5))) == 3
+    assert len(place.tier.retain(2)) == 3
     assert place.tier.steps() == [save_id(4), save_id(3)]
     assert sorted(entry.step for entry in place.tier.catalog()) == [3, 4, 5]
 
 
 def test_retention_without_a_committed_step_removes_nothing(place: Stored) -> None:
     place.write(save_id(1))
-    assert place.tier.retain(1, running=None) == []
+    assert place.tier.retain(1) == []
     assert len(list(place.tier.catalog())) == 1
 
 
@@ -193,18 +193,18 @@ def test_retention_leaves_what_another_run_may_be_writing(place: Stored) -> None
     place.commit(save_id(5))
     place.commit(save_id(9))
     place.write(save_id(7, run_id="other"))
-    place.tier.retain(2, running=None)
+    place.tier.retain(2)
     assert sorted(entry.step for entry in place.tier.catalog()) == [5, 7, 9]
-    place.tier.retain(1, running=None)
+    place.tier.retain(1)
     assert [entry.step for entry in place.tier.catalog()] == [9]
 
 
 def test_steps_that_others_have_not_committed_do_not_push_out_those_that_all_have(place: Stored) -> None:
     for step in (1, 2, 3, 4):
         place.commit(save_id(step))
-    place.tier.retain(2, running=None, complete={save_id(1), save_id(2), save_id(4)})
+    place.tier.retain(2, complete={save_id(1), save_id(2), save_id(4)})
     assert place.tier.steps() == [save_id(4), save_id(2)]
-    place.tier.retain(2, running=None, complete=set())
+    place.tier.retain(2, complete=set())
     assert place.tier.steps() == [save_id(4), save_id(2)]
 
 

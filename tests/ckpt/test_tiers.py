@@ -118,7 +118,7 @@ def test_retention_keeps_the_newest_and_what_is_being_written(tier: SharedTier) 
         commit(tier, save_id(step))
     write(tier, save_id(2, attempt=1))  # never committed, older than the newest
     write(tier, save_id(5))
-    assert len(tier.retain(2, running=save_id(5))) == 3
+    assert len(tier.retain(2)) == 3
     assert tier.steps() == [save_id(4), save_id(3)]
     assert sorted(entry.step for entry in tier.catalog()) == [3, 4, 5]
     assert not list(tier.folder.glob(".trash-*"))
@@ -126,7 +126,7 @@ def test_retention_keeps_the_newest_and_what_is_being_written(tier: SharedTier) 
 
 def test_retention_without_a_committed_step_removes_nothing(tier: SharedTier) -> None:
     write(tier, save_id(1))
-    assert tier.retain(1, running=None) == []
+    assert tier.retain(1) == []
     assert len(list(tier.catalog())) == 1
 
 
@@ -134,9 +134,9 @@ def test_retention_leaves_what_another_run_may_be_writing(tier: SharedTier) -> N
     commit(tier, save_id(5))
     commit(tier, save_id(9))
     write(tier, save_id(7, run_id="other"))
-    tier.retain(2, running=None)
+    tier.retain(2)
     assert sorted(entry.step for entry in tier.catalog()) == [5, 7, 9]
-    tier.retain(1, running=None)
+    tier.retain(1)
     assert [entry.step for entry in tier.catalog()] == [9]
 
 
@@ -144,7 +144,7 @@ def test_a_removal_cut_short_is_finished_by_the_next(tier: SharedTier) -> None:
     commit(tier, save_id(1))
     (tier.folder / ".trash-step-x").mkdir()
     (tier.folder / ".trash-step-x" / "node-00000.data").touch()
-    tier.retain(1, running=None)
+    tier.retain(1)
     assert not list(tier.folder.glob(".trash-*"))
 
 

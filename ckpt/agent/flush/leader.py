@@ -139,7 +139,7 @@ class FlushLeader(Part):
     async def _retain(self, name: str, tier: Tier, keep: int) -> None:
         try:
             if not tier.node_local:
-                await in_time(self._deadlines.flush_s, tier.retain, keep, None)
+                await in_time(self._deadlines.flush_s, tier.retain, keep)
                 return
             answers = await self._context.call_training("flush_list", timeout_s=self._deadlines.flush_s, tier=name)
             held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]

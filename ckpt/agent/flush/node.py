@@ -77,7 +77,7 @@ class FlushNode(Part):
 
     async def _on_flush_retain(self, source: int, message: dict[str, Any]) -> None:
         complete = {SaveId.from_json(value) for value in message["complete"]}
-        await in_thread(self._tier(message["tier"]).retain, message["keep"], None, complete)
+        await in_thread(self._tier(message["tier"]).retain, message["keep"], complete)
 
     async def _on_flush_done(self, source: int, message: dict[str, Any]) -> None:
         await self._saves.flushed(

@@ -11,15 +11,9 @@ from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, 
 class ParityStore(Store[ParityRecord]):
     """This node's parity."""
 
-    _kinds = (PARITY,)
+    _kinds, _load, _publish = (PARITY,), staticmethod(read_parity), staticmethod(write_parity)
 
     def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
         """Names of a member's parity over a set."""
         wanted = (save, over, index)
         return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
-
-    def _load(self, name: str) -> ParityRecord:
-        return read_parity(self.ram_dir, name)
-
-    def _write(self, name: str, record: ParityRecord) -> None:
-        write_parity(self.ram_dir, name, record)

@@ -6,46 +6,33 @@ import asyncio
 import logging
 import mmap
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from ckpt.agent.shards.growing_buffer import Room, slices
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
 from ckpt.format.memory_names import COPY, FETCHED, OWN, StoredName, kind_of, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
+from ckpt.redundancy.parity_record import ParityRecord
 
 _FLEETING = (FETCHED, ".*.tmp")  # made for one load, or left by a write that a kill cut short
 
 log = logging.getLogger(__name__)
 
 
-class StoredRecord(Protocol):
-    """What every record says."""
-
-    @property
-    def save(self) -> SaveId: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def blocks(self) -> tuple[str, ...]: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def what(self) -> str: ...
+R = TypeVar("R", ShardRecord, ParityRecord)
 
 
-R = TypeVar("R", bound=StoredRecord)
-
-
-class Store(ABC, Generic[R]):
+class Store(Generic[R]):
     """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
 
     _kinds: tuple[str, ...]  # of names
+    _load: Callable[[Path, str], R]  # reads a record; raises CorruptError or OSError
+    _publish: Callable[[Path, str, R], None]  # writes one; raises OSError
 
     def __init__(self, ram_dir: Path, run_id: str, namespace: str) -> None:
         self.ram_dir = ram_dir
@@ -107,7 +94,7 @@ class Store(ABC, Generic[R]):
 
     def publish(self, name: str, record: R) -> None:
         """Writes the record of a shard whose bytes are complete and match it."""
-        self._write(name, record)
+        self._publish(self.ram_dir, name, record)
         self._records[name] = record
         self._verified.add(name)
         self._unread.discard(name)
@@ -193,14 +180,6 @@ class Store(ABC, Generic[R]):
             if (name.stem not in stems or name.slot >= slots) and (record is None or record.save not in keep):
                 self.remove(str(name))
 
-    @abstractmethod
-    def _load(self, name: str) -> R:
-        """The record on disk; raises CorruptError or OSError."""
-
-    @abstractmethod
-    def _write(self, name: str, record: R) -> None:
-        """Publishes the record on disk; raises OSError."""
-
     def _read(self, name: str) -> None:
         try:
             self._take_in(name)
@@ -212,7 +191,7 @@ class Store(ABC, Generic[R]):
 
     def _take_in(self, name: str) -> None:
         try:
-            record = self._load(name)
+            record = self._load(self.ram_dir, name)
         except CheckpointError as error:
             log.warning("%s: %s; dropped", self._path(name, "json"), error)
             self.drop(name)
@@ -258,7 +237,7 @@ class Store(ABC, Generic[R]):
 class MemoryStore(Store[ShardRecord]):
     """The shards of a memory directory: this node's own, and copies of others'."""
 
-    _kinds = (OWN, COPY)
+    _kinds, _load, _publish = (OWN, COPY), staticmethod(read_record), staticmethod(write_record)
 
     def find(self, save: SaveId, rank: int) -> list[str]:
         """Names under which a shard is held, this node's own before copies."""
@@ -276,12 +255,6 @@ class MemoryStore(Store[ShardRecord]):
             with suppress(FileNotFoundError):
                 total += 512 * os.stat(path).st_blocks
         return total
-
-    def _load(self, name: str) -> ShardRecord:
-        return read_record(self.ram_dir, name)
-
-    def _write(self, name: str, record: ShardRecord) -> None:
-        write_record(self.ram_dir, name, record)
 
 
 def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:
