@@ -74,19 +74,11 @@ class StoredStep:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "namespace": self.namespace,
-            "tier": self.tier,
-            "step": self.step,
-            "attempt": self.attempt,
-            "world_size": self.world_size,
-            "bytes": self.nbytes,
-            "parity_bytes": self.parity_bytes,
-            "shards": self.shards,
-            "age_s": self.age_s,
-            "committed": self.committed,
-            "problems": self.problems,
+            "namespace": self.namespace, "tier": self.tier, "step": self.step, "attempt": self.attempt,
+            "world_size": self.world_size, "bytes": self.nbytes, "parity_bytes": self.parity_bytes,
+            "shards": self.shards, "age_s": self.age_s, "committed": self.committed, "problems": self.problems,
             "unread": self.unread,
-        }
+        }  # fmt: skip
 
 
 def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> Iterator[StoredStep]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.agent.rpc.peers import Moving, PeerError, Peers
+from ckpt.agent.rpc.peers import Moving, PeerError, Peers, all_of
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
@@ -136,9 +136,7 @@ class Sums:
         try:
             async with Tasks() as tasks:
                 receiving = tasks.hold(making)
-                answers = await asyncio.gather(*calls, return_exceptions=True)
-                if refused := [str(answer) for answer in answers if isinstance(answer, BaseException)]:
-                    raise PeerError("; ".join(refused))
+                await all_of(calls)
                 await receiving
         except PeerError as error:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))

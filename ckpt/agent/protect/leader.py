@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.rpc.peers import all_of
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
@@ -111,10 +111,7 @@ class RebuildLeader(Part):
             self._peers.call(node, "rebuild", timeout_s=timeout_s, rank=rank, **fields)
             for rank, node in builders.items()
         ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        if failed := [result for result in results if isinstance(result, BaseException)]:
-            raise PeerError("; ".join(map(str, failed)))
-        if damaged := [one["damaged"] for one in results if isinstance(one, dict) and "damaged" in one]:
+        if damaged := [one["damaged"] for one in await all_of(calls) if "damaged" in one]:
             raise CorruptError("; ".join(damaged))
         return builders
 

@@ -106,14 +106,9 @@ class ProtectNode(Part):
                     return 0
             headers = await self._headers(save, over)
             name = self._parity_store.free_name(PARITY, self._config.slots, keep)
-            self._parity_store.drop(name)
-            try:
-                with self._parity_store.room_for(name, over.stripes().parity_bytes(self._index)) as room:
-                    await self._rows.make(save, over, ready, room)
+            with self._parity_store.filling(name, over.stripes().parity_bytes(self._index)) as room:
+                await self._rows.make(save, over, ready, room)
                 blocks = await asyncio.to_thread(checksums, room.data)
-            except BaseException:
-                self._parity_store.remove(name)  # bytes may still be arriving there: never reuse this file
-                raise
             record = ParityRecord(
                 save=save, namespace=self._config.namespace, world_size=placement.world_size, over=over,
                 members=tuple(self._place.nodes[node] for node in self._members), index=self._index, headers=headers,
@@ -223,11 +218,8 @@ class ProtectNode(Part):
                 header = tasks.hold(self.header(save, rank, message["headers"]))  # beside the bytes
                 await self._fill(name, save, rank, header, over, shard_at, parity_at)
                 record = await header
-        except BaseException as error:
-            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
-            if isinstance(error, CorruptError):
-                return {"damaged": str(error)}
-            raise
+        except CorruptError as error:
+            return {"damaged": str(error)}
         self._memory_store.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
         self._listener.to_monitors(
@@ -261,7 +253,7 @@ class ProtectNode(Part):
                 )  # fmt: skip
 
         damaged: list[int] = []
-        with self._memory_store.room_for(name, stop - start) as room:
+        with self._memory_store.filling(name, stop - start) as room:
             for _ in range(2):  # a wire may have done it
                 coming = Arriving(room.data)
                 await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))

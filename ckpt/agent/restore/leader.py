@@ -214,7 +214,7 @@ class RestoreLeader(Part):
 
         A rebuild that fails is tried once more, alone: what was prefetched may have taken the memory that it needed.
         """
-        work = (save, held.world_size, held.holders, self._on_disks(held))
+        work = (save, held.world_size, held.holders, self._only_on_disks(held))
         lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
         keepers = []
         if lost and held.world_size != self._place.world_size and not self._foreseen:
@@ -232,7 +232,7 @@ class RestoreLeader(Part):
         again, failure, damage = await self._rebuilding.bring_back(*work)
         return [*rebuilt, *again], failure, damage
 
-    def _on_disks(self, held: Held) -> set[int]:
+    def _only_on_disks(self, held: Held) -> set[int]:
         """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
         same_world = held.world_size == self._place.world_size
         best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]

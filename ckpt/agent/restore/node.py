@@ -161,12 +161,8 @@ class RestoreNode(Part):
     async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
         """Makes a verified shard under a free name; raises CorruptError or OSError."""
         name = self._memory_store.free_name(stem, self._config.slots, keep=None)
-        try:
-            with self._memory_store.room_for(name, place.record.nbytes) as room:
-                await in_thread(lambda: reads.read_whole(read, place, room.all()))
-        except BaseException:
-            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
-            raise
+        with self._memory_store.filling(name, place.record.nbytes) as room:
+            await in_thread(lambda: reads.read_whole(read, place, room.all()))
         self._memory_store.publish(name, place.record)
 
     async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Loading(Part):
         sources: list[tuple[str, Source]] = [
             *((self._local_path(name), partial(self._local, name)) for name in self._memory_store.find(save, rank)),
             *(
-                (str(on_disk.path), partial(self._on_disk, save, rank))
+                (str(on_disk.path), partial(self._from_disk, save, rank))
                 for on_disk in [self._node_disk.find(save, rank)]
                 if on_disk
             ),
@@ -186,7 +186,7 @@ class Loading(Part):
             raise AgentError(f"{name} on this node does not verify")
         return _reply(self._local_path(name), 0, self._memory_store.record(name))
 
-    async def _on_disk(self, save: SaveId, rank: int) -> dict[str, Any]:
+    async def _from_disk(self, save: SaveId, rank: int) -> dict[str, Any]:
         if not await self._node_disk.verify(save, rank):
             raise AgentError("the shard on this node's disk does not verify")
         on_disk = self._node_disk.shard(save, rank)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpt.agent.rpc.framing import decode
 from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check
@@ -18,6 +18,7 @@ from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
 from ckpt.timeouts import AgentDeadlines, within
 
+T = TypeVar("T")
 Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
 Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
@@ -31,6 +32,14 @@ log = logging.getLogger(__name__)
 
 class PeerError(AgentError):
     """Another node's agent refused, did not answer in time, or cannot be reached. Names every node concerned."""
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls that go on at once. Raises PeerError, which names every failure, once all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    if failed := [result for result in results if isinstance(result, BaseException)]:
+        raise PeerError("; ".join(map(str, failed)))
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 class Peers:
@@ -84,10 +93,7 @@ class Peers:
         """
         nodes = range(len(self.nodes)) if nodes is None else nodes
         calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in nodes]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        if failed := [answer for answer in answers if isinstance(answer, BaseException)]:
-            raise PeerError("; ".join(map(str, failed)))
-        return [answer for answer in answers if isinstance(answer, dict)]
+        return await all_of(calls)
 
     async def pull(
         self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,

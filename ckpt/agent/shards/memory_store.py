@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -91,6 +91,20 @@ class Store(Generic[R]):
             return Room(descriptor, self._map(name, descriptor, nbytes), () if is_there else slices(nbytes))
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def filling(self, name: str, nbytes: int) -> Iterator[Room]:
+        """As `room_for`, for a block that fills the memory. What the name held before is given up first.
+
+        Where the block fails, the file goes: bytes may still be arriving there, so it is never reused.
+        """
+        self.drop(name)
+        try:
+            with self.room_for(name, nbytes) as room:
+                yield room
+        except BaseException:
+            self.remove(name)
+            raise
 
     def publish(self, name: str, record: R) -> None:
         """Writes the record of a shard whose bytes are complete and match it."""

@@ -58,19 +58,14 @@ class Exchange:
             OSError: memory is full.
         """
         record = await self.record(node, save, rank)
-        self._memory_store.drop(name)
-        try:
-            sums: list[str] = []
-            with self._memory_store.room_for(name, nbytes := record.layout.nbytes) as room:
-                into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
-                # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
-                await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
+        sums: list[str] = []
+        with self._memory_store.filling(name, nbytes := record.layout.nbytes) as room:
+            into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
+            # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+            await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
             if damaged := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
                 where = f"node {self._peers.nodes[node]}: block {damaged[0]}"
                 raise PeerError(f"{where} of rank {rank}, step {save.step} does not verify")
-        except BaseException:
-            self._memory_store.remove(name)  # bytes may still be arriving there: never reuse this file
-            raise
         self._memory_store.publish(name, record)
         return record
 
