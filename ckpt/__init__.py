@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpt.config import CheckpointConfig
     from ckpt.format.atomic_files import durable_write
     from ckpt.memory.board import Board
-    from ckpt.tiers.newest import newest_steps
+    from ckpt.tiers.open import newest_steps
     from ckpt.tiers.posix import check_shared
 
 __all__ = [
@@ -61,7 +61,7 @@ _HOME = {
     "Monitor": "ckpt.agent.rpc.client",
     "check_shared": "ckpt.tiers.posix",
     "durable_write": "ckpt.format.atomic_files",
-    "newest_steps": "ckpt.tiers.newest",
+    "newest_steps": "ckpt.tiers.open",
 }
 
 

@@ -183,22 +183,17 @@ class Place:
             nodes = tuple(env["HOLDFAST_NODES"].split(","))
             holders = tuple(env["HOLDFAST_HOLDERS"].split(",")) if env.get("HOLDFAST_HOLDERS") else ()
             node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
+            given = {"HOLDFAST_GENERATION": "0", "HOLDFAST_RUN_PID": "0", **env}
             place = cls(
                 run_id=_matching(env, "HOLDFAST_RUN_ID", _RUN_ID, "letters, digits, '_', '.', '-'"),
-                attempt=int(_matching(env, "HOLDFAST_ATTEMPT", _WHOLE, "a whole number")),
-                node=node,
-                nodes=nodes,
+                attempt=int(_matching(env, "HOLDFAST_ATTEMPT", _WHOLE, "a whole number")), node=node, nodes=nodes,
                 ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
-                ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")),
-                holders=holders,
+                ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")), holders=holders,
                 domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
-                job=env.get("SLURM_JOB_ID", ""),
-                generation=int(
-                    _matching({"HOLDFAST_GENERATION": "0", **env}, "HOLDFAST_GENERATION", _WHOLE, "a whole number")
-                ),
-                run_pid=int(_matching({"HOLDFAST_RUN_PID": "0", **env}, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
-                ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
-            )
+                job=env.get("SLURM_JOB_ID", ""), ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
+                generation=int(_matching(given, "HOLDFAST_GENERATION", _WHOLE, "a whole number")),
+                run_pid=int(_matching(given, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
+            )  # fmt: skip
         except KeyError as error:
             raise ConfigError(
                 f"environment: {error.args[0]} is not set; run the script with `holdfast run` or `holdfast submit`, "

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 
 from ckpt.cli.bench import bench
 from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
-from ckpt.cli.output import FAILED, UNREAD, end, print_json
+from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.rebuild import rebuild_lost
@@ -34,7 +34,6 @@ PathArgument = Annotated[
         "or s3://bucket/prefix (AWS_ENDPOINT_URL and boto3's other settings apply).",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")

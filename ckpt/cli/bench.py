@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ckpt.cli.output import FAILED, end, print_json, reported
+from ckpt.cli.output import FAILED, JsonOption, end, print_json, reported
 from ckpt.cli.progress import Bar
 from ckpt.tiers.lookup import is_url
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _TREE = Path(__file__).parents[2]
 _BENCHMARKS = "benchmarks/ckpt_bench"
 

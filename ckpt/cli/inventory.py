@@ -149,13 +149,10 @@ def _memory_steps(folder: Path, names: list[StoredName]) -> list[StoredStep]:
         found = steps.setdefault(
             (record.save, record.namespace),
             StoredStep(
-                namespace=record.namespace,
-                tier="memory",
-                step=record.save.step,
-                attempt=record.save.attempt,
+                namespace=record.namespace, tier="memory", step=record.save.step, attempt=record.save.attempt,
                 world_size=record.world_size,
             ),
-        )
+        )  # fmt: skip
         data = data_file(folder, name)
         found.in_memory.append(StoredShard(record=record, where=str(data), read=partial(read_file, data)))
         if isinstance(record, ShardRecord):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from ckpt.errors import CheckpointError, ConfigError, NamespaceError, one_line
 from ckpt.tiers.s3_client import AccessError
 
 FAILED, USAGE, UNREAD = 1, 2, 3
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _BAD_INPUT = (ConfigError, NamespaceError, AccessError, FileNotFoundError, NotADirectoryError, PermissionError)
 
 

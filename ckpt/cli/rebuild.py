@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from ckpt.cli.output import FAILED, end, print_json, reported
+from ckpt.cli.output import FAILED, JsonOption, end, print_json, reported
 from ckpt.cli.progress import Bar
 from ckpt.cli.silent_storage import Heard, awaiting
 from ckpt.errors import CheckpointError
@@ -36,7 +36,7 @@ def rebuild_lost(
             "the namespace can load it from there.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Rebuild the lost shards of a step from copies and parity, in another directory. Nothing else is changed.
 

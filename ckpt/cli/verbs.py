@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from ckpt.cli.output import print_json, reported
+from ckpt.cli.output import JsonOption, print_json, reported
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.silent_storage import awaiting
 from ckpt.errors import ConfigError
@@ -22,7 +22,6 @@ from ckpt.tiers.tier import Tier
 
 _PLACE = "a shared checkpoint directory, or s3://bucket/prefix (also gs:// and az://)"
 Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -4,7 +4,7 @@ tier       the interface of a tier
 posix      a shared directory; lustre: its striping; direct_io: writes without the page cache
 nvme       a directory on each node's own disk
 s3         a bucket; s3_bucket, s3_client: the access to S3
-open       opens the configured tiers, nearest first
+open       opens the configured tiers, nearest first; the newest step of each, for the supervisor
 reads      reads shards from a tier and verifies them
 catalog    the steps in a tier, and which of them can be restored
 mark       the file that names the owner of a namespace's folder
@@ -15,6 +15,5 @@ quarantine sets damaged steps aside, with the reason
 copying    copies one step to another tier
 namespace  the namespace that a path on a command line names
 lookup     all tiers that a path or URL names
-newest     the newest restorable step of each tier, for the supervisor
 throttle, parallel   limits of the rate and of the number of parallel calls
 """

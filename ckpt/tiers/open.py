@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ckpt.config import CheckpointConfig
 from ckpt.sections import S3Section
 from ckpt.tiers import nvme, posix, s3
@@ -40,3 +43,21 @@ def s3_options(section: S3Section) -> S3Options:
     """The options for a bucket's requests, from the job file."""
     names = ("endpoint_url", "region", "path_style", "sse", "sse_kms_key_id")
     return S3Options(**{name: getattr(section, name) for name in names})
+
+
+def newest_steps(section: Mapping[str, Any]) -> dict[str, int | None]:
+    """Find the newest committed step of each configured lower tier that all nodes share.
+
+    Args:
+        section: the `checkpoint:` section of a job file.
+
+    Returns:
+        From tier ("shared", "s3") to its newest committed step, or None; empty if no such tier is configured.
+
+    Raises:
+        ConfigError: the section is invalid.
+        OSError: the storage cannot be read.
+    """
+    config = CheckpointConfig.from_mapping(section)
+    found = {name: tier.steps() for name, tier in lower_tiers(config, node=None).items()}
+    return {name: steps[0].step if steps else None for name, steps in found.items()}
