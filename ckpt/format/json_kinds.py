@@ -153,9 +153,7 @@ _BY_TYPE = {
     ),
     complex: Kind(tag="#complex", write=lambda value: [value.real, value.imag], read=lambda content: complex(*content)),
     range: Kind(
-        tag="#range",
-        write=lambda value: [value.start, value.stop, value.step],
-        read=lambda content: range(*content),
+        tag="#range", write=lambda value: [value.start, value.stop, value.step], read=lambda content: range(*content)
     ),
     date: Kind(tag="#date", write=date.isoformat, read=date.fromisoformat),
     time: Kind(tag="#time", write=_write_moment, read=_read_moment(time)),

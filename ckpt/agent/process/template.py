@@ -180,10 +180,7 @@ def _show(arguments: list[bytes], environment: Mapping[bytes, bytes]) -> None:
     python, *options = Path("/proc/self/cmdline").read_bytes().split(b"\0-m\0")[0].split(b"\0")
     items = map(b"=".join, environment.items())
     shortest_first = sorted(items, key=lambda word: (not word.startswith(b"HOLDFAST_"), len(word)))
-    for field, words in (
-        (_ARG_START, [python, *options, *arguments]),
-        (_ENV_START, shortest_first),
-    ):
+    for field, words in ((_ARG_START, [python, *options, *arguments]), (_ENV_START, shortest_first)):
         start, end = (int(fields[number - _FIRST_FIELD]) for number in (field, field + 1))
         fitting = bytearray()
         for word in words:

@@ -156,9 +156,7 @@ class ProtectNode(Part):
         ]
         answers = await asyncio.gather(*calls)
         over = ParitySet(
-            parity=self._parity,
-            ranks=ranks,
-            lengths=tuple(tuple(answer["lengths"]) for answer in answers),
+            parity=self._parity, ranks=ranks, lengths=tuple(tuple(answer["lengths"]) for answer in answers)
         )
         return over, {member for member, answer in enumerate(answers) if answer["has_parity"]}
 

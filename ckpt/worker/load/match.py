@@ -270,11 +270,6 @@ def _names_tensors(node: Any) -> bool:
 
 def _mismatch(path: Path, node: Any, live: str) -> StateError:
     tag = tag_of(node)
-    kinds = {
-        TENSOR: "a tensor",
-        DTENSOR: "a DTensor",
-        ARRAY: "a NumPy array",
-        STATE: "an object's state",
-    }
+    kinds = {TENSOR: "a tensor", DTENSOR: "a DTensor", ARRAY: "a NumPy array", STATE: "an object's state"}
     saved = kinds.get(tag or "", f"a {tag.lstrip('#')}" if tag else type(node).__name__)
     return StateError(f"{name_of(path)}: saved as {saved}, live is a {live}; build the state as it was saved")
