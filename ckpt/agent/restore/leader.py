@@ -24,7 +24,6 @@ from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
-from ckpt.format.manifest import Manifest
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 
@@ -183,7 +182,8 @@ class RestoreLeader(Part):
         source, fetched = None, list[int]()
         for name in stored if lost or not world_size else []:
             try:
-                world_size = (await self._manifest(name, save)).world_size
+                manifest = await in_time(self._deadlines.verify_s, self._context.tiers[name].read_manifest, save)
+                world_size = manifest.world_size
                 lost = [rank for rank in range(world_size) if not holders.get(rank)]
                 fetched = await self._verify_stored(name, save, world_size, lost)
                 source, reasons = name, []
@@ -242,9 +242,6 @@ class RestoreLeader(Part):
             if held.kinds[rank, node] == _DISK and not (same_world and node == self._context.home(rank))
         }
 
-    async def _manifest(self, name: str, save: SaveId) -> Manifest:
-        return await in_time(self._deadlines.verify_s, self._context.tiers[name].read_manifest, save)
-
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         """Lets the best holder of each rank read its bytes; one whose bytes are damaged is struck off for the next."""
         pending = sorted(holders)
@@ -252,7 +249,8 @@ class RestoreLeader(Part):
             asked: dict[int, list[int]] = defaultdict(list)
             for rank in pending:
                 asked[holders[rank][0]].append(rank)
-            answers = await asyncio.gather(*(self._verify(node, save, ranks) for node, ranks in asked.items()))
+            timeout_s = self._deadlines.verify_s
+            answers = await self._peers.call_each("verify", asked, timeout_s=timeout_s, save=save.to_json())
             pending = []
             for node, answer in zip(asked, answers, strict=True):
                 for rank in answer["unverified"]:
@@ -273,17 +271,10 @@ class RestoreLeader(Part):
         for rank in ranks:
             parts[self._context.reader(rank, world_size)].append(rank)
         timeout_s, fields = self._deadlines.restore_s, {"tier": name, "save": save.to_json()}
-        calls = (
-            self._peers.call(node, "verify_stored", timeout_s=timeout_s, ranks=parts[node], **fields) for node in parts
-        )
-        answers = await asyncio.gather(*calls)
+        answers = await self._peers.call_each("verify_stored", parts, timeout_s=timeout_s, **fields)
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return [rank for answer in answers for rank in answer["fetched"]]
-
-    async def _verify(self, node: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
-        timeout_s = self._deadlines.verify_s
-        return await self._peers.call(node, "verify", timeout_s=timeout_s, save=save.to_json(), ranks=ranks)
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:

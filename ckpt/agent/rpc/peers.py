@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt.agent.rpc.framing import decode
@@ -94,6 +94,13 @@ class Peers:
         nodes = range(len(self.nodes)) if nodes is None else nodes
         calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in nodes]
         return await all_of(calls)
+
+    async def call_each(
+        self, op: str, ranks: Mapping[int, list[int]], *, timeout_s: float, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """A call to several nodes, each with its own `ranks`; answers in their order. Raises the first PeerError."""
+        calls = (self.call(node, op, timeout_s=timeout_s, ranks=own, **fields) for node, own in ranks.items())
+        return list(await asyncio.gather(*calls))
 
     async def pull(
         self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,

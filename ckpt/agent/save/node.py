@@ -225,16 +225,13 @@ class SaveNode(Part):
         save = self._in_flight.get(message["step"])
         if save is None:
             raise AgentError(f"step {message['step']} was dropped here")
-        keep = None if self.newest is None and self._place.generation else self._kept(save)
+        kept = {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
+        keep = None if self.newest is None and self._place.generation else kept
         try:
             await save.tasks.hold(self.protect.make(self._context.save_id(save.step), keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         save.promised = True
-
-    def _kept(self, save: Save) -> set[SaveId]:
-        """What the redundancy of a save must not replace."""
-        return {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
 
     async def _on_commit_save(self, source: int, message: dict[str, Any]) -> None:
         save = self._in_flight.pop(message["step"], None)
