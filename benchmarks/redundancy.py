@@ -155,7 +155,7 @@ def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
     )
     place.ram_dir.mkdir(mode=0o700)
     transport = MpiTransport(nodes, nodes[rank])
-    peers = Peers(transport, nodes)
+    peers = Peers(transport, nodes, AgentDeadlines())
     seconds = asyncio.run(measure(place, peers, nbytes, schemes))
     if rank == 0:
         print(json.dumps(seconds), flush=True)
@@ -216,7 +216,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
         context = Context(
             place=place, config=config, deadlines=AgentDeadlines(), tiers={}, node_disk=node_disk,
             memory_store=memory_store, peers=peers,
-            exchange=Exchange(peers, memory_store, node_disk, AgentDeadlines()),
+            exchange=Exchange(peers, memory_store, node_disk),
             listener=WorkerSocket(place.socket_path, serve_nobody),
         )  # fmt: skip
         saves = SaveNode(context)

@@ -66,7 +66,7 @@ class Agent:
         self._config = config
         self._memory = memory
         self._ended = asyncio.Event()
-        self._peers = Peers(transport, place.members, deadlines.stall_s)
+        self._peers = Peers(transport, place.members, deadlines)
         self._listener = WorkerSocket(place.socket_path, self._serve)
         memory_store = MemoryStore(place.ram_dir, place.run_id, config.namespace)
         tiers = lower_tiers(config, place.node)
@@ -74,7 +74,7 @@ class Agent:
         context = Context(
             place=place, config=config, deadlines=deadlines, memory_store=memory_store, peers=self._peers,
             listener=self._listener,
-            tiers=tiers, node_disk=node_disk, exchange=Exchange(self._peers, memory_store, node_disk, deadlines),
+            tiers=tiers, node_disk=node_disk, exchange=Exchange(self._peers, memory_store, node_disk),
         )  # fmt: skip
         self._saves = SaveNode(context)
         self._restore = RestoreNode(context, self._saves)

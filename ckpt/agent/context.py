@@ -46,9 +46,9 @@ class Context:
         """The nodes that train. Holders have higher node ranks."""
         return range(len(self.place.nodes))
 
-    async def call_training(self, op: str, *, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+    async def call_training(self, op: str, **fields: Any) -> list[dict[str, Any]]:
         """`Peers.call_all` without the holders."""
-        return await self.peers.call_all(op, self.training, timeout_s=timeout_s, **fields)
+        return await self.peers.call_all(op, self.training, **fields)
 
     def ranks(self, node: int) -> range:
         """The ranks that run on a node in this attempt; none on a holder."""

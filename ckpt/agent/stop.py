@@ -34,7 +34,7 @@ class Stop(Part):
             self._listener.to_monitors("stop_agreed", boundary=self._boundary)
             return
         try:
-            await self._peers.call(0, "ask_stop", timeout_s=self._deadlines.answer_s)
+            await self._peers.call(0, "ask_stop")
         except PeerError as error:
             self._listener.problem("stop not agreed", str(error))
 
@@ -74,9 +74,9 @@ class Stop(Part):
         while True:
             try:
                 if not boundary:
-                    answers = await self._context.call_training("gate", timeout_s=self._deadlines.answer_s)
+                    answers = await self._context.call_training("gate")
                     boundary = 1 + max(answer["boundary"] for answer in answers)
-                await self._context.call_training("stop_at", timeout_s=self._deadlines.answer_s, boundary=boundary)
+                await self._context.call_training("stop_at", boundary=boundary)
                 return
             except PeerError as error:
                 self._listener.problem("stop not agreed yet", str(error))

@@ -68,6 +68,7 @@ def test_a_name_stands_for_one_message_on_one_hop_and_a_field_for_one_thing() ->
 def test_every_deadline_is_one_that_a_process_has() -> None:
     known = {field.name for each in (AgentDeadlines, WorkerDeadlines) for field in dataclasses.fields(each)}
     assert {kind.deadline for kind in KINDS if kind.deadline} <= known
+    assert all(kind.deadline for way in (TO_NODE, BETWEEN, TO_LEADER) for kind in way.messages.values())
     assert all(kind.summary.endswith(".") and kind.optional <= kind.fields.keys() for kind in KINDS)
 
 

@@ -8,6 +8,7 @@ import itertools
 from ckpt.agent.rpc import peers
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import SoloTransport
+from ckpt.timeouts import AgentDeadlines
 
 COUNT = 100
 TAG = 7
@@ -15,7 +16,7 @@ TAG = 7
 
 async def to_itself() -> None:
     """A node sends itself more ranges than are under way at once. Nobody polls its transport."""
-    node = Peers(SoloTransport(), ["a"])
+    node = Peers(SoloTransport(), ["a"], AgentDeadlines())
     for index in range(COUNT):
         node.send(0, TAG, memoryview(bytes([index])))
     into = [memoryview(bytearray(1)) for _ in range(COUNT)]

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
@@ -115,7 +114,7 @@ class FlushLeader(Part):
             seconds = round(time.monotonic() - since_s, 6)
             fields = {"reached": failure is None, "nbytes": nbytes, "seconds": seconds}
             try:
-                await self._call("flush_done", name, step, self._deadlines.answer_s, **fields)
+                await self._context.call_training("flush_done", tier=name, step=step, **fields)
             except PeerError as error:
                 self._listener.problem("end of a flush not confirmed by every node", str(error), step)
             if failure is None:
@@ -126,32 +125,27 @@ class FlushLeader(Part):
         """Everybody writes, one commits."""
         await in_time(self._deadlines.flush_s, tier.prepare)
         await in_time(self._deadlines.flush_s, tier.begin, save)
-        answers = await self._call("flush_write", name, save.step, self._deadlines.flush_s)
+        answers = await self._context.call_training("flush_write", tier=name, step=save.step)
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
 
     async def _write_locally(self, name: str, step: int) -> None:
         """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
-        await self._call("flush_write", name, step, self._deadlines.flush_s)
-        await self._call("flush_commit", name, step, self._deadlines.flush_s)
+        await self._context.call_training("flush_write", tier=name, step=step)
+        await self._context.call_training("flush_commit", tier=name, step=step)
 
     async def _retain(self, name: str, tier: Tier, keep: int) -> None:
         try:
             if not tier.node_local:
                 await in_time(self._deadlines.flush_s, tier.retain, keep)
                 return
-            answers = await self._context.call_training("flush_list", timeout_s=self._deadlines.flush_s, tier=name)
+            answers = await self._context.call_training("flush_list", tier=name)
             held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
             complete = [save.to_json() for save in set.intersection(*held)]
-            await self._context.call_training(
-                "flush_retain", timeout_s=self._deadlines.flush_s, tier=name, keep=keep, complete=complete
-            )
+            await self._context.call_training("flush_retain", tier=name, keep=keep, complete=complete)
         except (CheckpointError, OSError) as error:
             self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))
-
-    async def _call(self, op: str, name: str, step: int, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
-        return await self._context.call_training(op, timeout_s=timeout_s, tier=name, step=step, **fields)
 
 
 def _is_between(due: int, other: SaveId, save: SaveId) -> bool:

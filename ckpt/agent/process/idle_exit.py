@@ -34,7 +34,7 @@ class IdleExit(Part):
             log.warning("no process has connected within %g s: leaving", self._deadlines.use_s)
         await self._poll(lambda: not self._listener.clients, None)
         try:
-            while not (await self._peers.call(0, "unused", timeout_s=self._deadlines.leave_s))["leave"]:
+            while not (await self._peers.call(0, "unused"))["leave"]:
                 await asyncio.sleep(_POLL_S)
         except PeerError as error:
             log.warning("leaving without the others: %s", error)

@@ -17,7 +17,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
-from ckpt.timeouts import AgentDeadlines, within
+from ckpt.timeouts import within
 
 Row = tuple[SaveId, ParitySet, int]
 
@@ -25,20 +25,18 @@ Row = tuple[SaveId, ParitySet, int]
 class Rows:
     """One member's part in the making of its set's parity."""
 
-    def __init__(self, peers: Peers, sums: Sums, members: Sequence[int], index: int, deadlines: AgentDeadlines) -> None:
+    def __init__(self, peers: Peers, sums: Sums, members: Sequence[int], index: int) -> None:
         """
         Args:
             peers: the agents.
             sums: this node's.
             members: the set's nodes in its order; empty on a node that is in no set.
             index: of this node among them.
-            deadlines: of the agents.
         """
         self._peers = peers
         self._sums = sums
         self._nodes = dict(enumerate(members))
         self._index = index
-        self._deadlines = deadlines
         self._asked: dict[Row, tuple[Target, asyncio.Future[None]]] = {}  # who waits to be told that it comes
         self._come = asyncio.Condition()
         peers.serve(self)
@@ -69,8 +67,8 @@ class Rows:
             return
         if maker not in ready:
             node, tag = self._nodes[maker], self._peers.new_tag()
-            fields = {"save": save.to_json(), "over": over.to_json(), "row": row, "tag": tag}
-            if (await self._peers.call(node, "row", timeout_s=self._deadlines.answer_s, **fields))["comes"]:
+            fields: dict[str, Any] = {"save": save.to_json(), "over": over.to_json(), "row": row, "tag": tag}
+            if (await self._peers.call(node, "row", **fields))["comes"]:
                 mine = (into(part.at + start, part.at + stop) for start, stop in pieces(part.nbytes))
                 await self._peers.take(node, tag, mine)
                 return
@@ -99,7 +97,7 @@ class Rows:
                 await self._come.wait_for(lambda: all((save, over, row) in self._asked for row in rows))
 
         with suppress(asyncio.TimeoutError):  # who has not asked by then makes its own
-            await within(self._deadlines.rows_s, all_have())
+            await within(self._peers.deadlines.rows_s, all_have())
         targets = {}
         for row in rows:
             target, told = self._asked.get((save, over, row), (None, None))
@@ -120,7 +118,7 @@ class Rows:
         async with self._come:
             self._come.notify_all()
         try:
-            await within(self._deadlines.rows_s, told)
+            await within(self._peers.deadlines.rows_s, told)
             return {"comes": True}
         except asyncio.TimeoutError:
             return {"comes": False}

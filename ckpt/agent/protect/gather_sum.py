@@ -82,10 +82,9 @@ Target = tuple[int, int]  # the node that wants a sum, under which tag
 class Sums:
     """One node's part in the sums of others, and its way to ask for one."""
 
-    def __init__(self, peers: Peers, resolve: Resolve, timeout_s: float) -> None:
+    def __init__(self, peers: Peers, resolve: Resolve) -> None:
         self._peers = peers
         self._resolve = resolve
-        self._timeout_s = timeout_s
         self._spare: list[memoryview] = []  # buffers of a piece: the first touch of new ones costs more than adding up
         peers.serve(self)
 
@@ -112,7 +111,7 @@ class Sums:
         maker = addends[-1].node
         sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
         mine = [addend for addend in addends if addend.node == maker]
-        fields = {"save": save.to_json(), "over": over, "nbytes": nbytes}
+        fields: dict[str, Any] = {"save": save.to_json(), "over": over, "nbytes": nbytes}
         asked: list[tuple[int, str, dict[str, Any]]] = [
             (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
         ]
@@ -132,7 +131,7 @@ class Sums:
                 maker, tag, (room(start, stop) for start, stop in pieces(nbytes)),
                 (lambda _: landed(*next(coming))) if landed else None,
             )  # fmt: skip
-        calls = [self._peers.call(node, op, timeout_s=self._timeout_s, **more, **fields) for node, op, more in asked]
+        calls = [self._peers.call(node, op, **more, **fields) for node, op, more in asked]
         try:
             async with Tasks() as tasks:
                 receiving = tasks.hold(making)

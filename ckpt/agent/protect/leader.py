@@ -106,12 +106,9 @@ class RebuildLeader(Part):
             CheckpointError: one could not be made.
         """
         builders, fields = await self._work(save, world_size, over, found, in_memory, lost)
-        timeout_s = self._deadlines.restore_s
-        calls = [
-            self._peers.call(node, "rebuild", timeout_s=timeout_s, rank=rank, **fields)
-            for rank, node in builders.items()
-        ]
-        if damaged := [one["damaged"] for one in await all_of(calls) if "damaged" in one]:
+        calls = (self._peers.call(node, "rebuild", rank=rank, **fields) for rank, node in builders.items())
+        answers = await all_of(calls)
+        if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return builders
 
@@ -137,9 +134,8 @@ class RebuildLeader(Part):
 
         async def check(index: int, nodes: list[int]) -> None:
             for node in nodes:
-                timeout_s = self._deadlines.verify_s
-                fields = {"save": save.to_json(), "over": over.to_json(), "index": index}
-                if (await self._peers.call(node, "verify_parity", timeout_s=timeout_s, **fields))["good"]:
+                fields: dict[str, Any] = {"save": save.to_json(), "over": over.to_json(), "index": index}
+                if (await self._peers.call(node, "verify_parity", **fields))["good"]:
                     good[index] = node
                     return
                 name = self._peers.nodes[node]

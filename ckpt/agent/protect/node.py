@@ -37,8 +37,8 @@ class ProtectNode(Part):
         self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1: of a holder
         self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
         self._copying, self._making = asyncio.Lock(), asyncio.Lock()  # a free name stays so until its record is there
-        self._sums = Sums(context.peers, self._bytes_of, context.deadlines.answer_s)
-        self._rows = Rows(context.peers, self._sums, self._members, self._index, context.deadlines)
+        self._sums = Sums(context.peers, self._bytes_of)
+        self._rows = Rows(context.peers, self._sums, self._members, self._index)
 
     async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
         """Makes the copies and the parity that this node lacks of a save; returns how many were made.
@@ -136,9 +136,7 @@ class ProtectNode(Part):
         tried = []
         for node in nodes:
             try:
-                answer = await self._peers.call(
-                    node, "header", timeout_s=self._deadlines.answer_s, save=save.to_json(), rank=rank
-                )
+                answer = await self._peers.call(node, "header", save=save.to_json(), rank=rank)
                 return ShardRecord.from_json(answer["header"])
             except CheckpointError as error:
                 tried.append(str(error))
@@ -149,12 +147,8 @@ class ProtectNode(Part):
 
         Asked anew for each save: a shard's length may change.
         """
-        timeout_s, save_json = self._deadlines.answer_s, save.to_json()
-        calls = [
-            self._peers.call(node, "lengths", timeout_s=timeout_s, save=save_json, ranks=list(own))
-            for node, own in zip(self._members, ranks, strict=True)
-        ]
-        answers = await asyncio.gather(*calls)
+        own = dict(zip(self._members, map(list, ranks), strict=True))
+        answers = await self._peers.call_each("lengths", own, save=save.to_json())
         over = ParitySet(
             parity=self._parity, ranks=ranks, lengths=tuple(tuple(answer["lengths"]) for answer in answers)
         )

@@ -38,7 +38,7 @@ class RejoinLeader(Part):
         Raises:
             AgentError: a node failed at it, or another run has the namespace; names it.
         """
-        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        answers = await self._peers.call_all("inventory")
         contents, newest, _ = await asyncio.gather(
             read_tier_contents(self._context, answers, self._deadlines.tier_s), self._find(answers), self._lease.take()
         )
@@ -49,10 +49,10 @@ class RejoinLeader(Part):
                 newest, kept, fields = None, moved, {"placement": placement.to_json(), "alone": alone}
         tiers = self._flush.resume(contents, newest)
         fields |= {"save": kept.to_json() if kept else None, "tiers": tiers}
-        answers = await self._context.call_training("rejoin_protect", timeout_s=self._deadlines.restore_s, **fields)
+        answers = await self._context.call_training("rejoin_protect", **fields)
         made = sum(answer["made"] for answer in answers)
         boundary = max(answer["boundary"] for answer in answers)
-        await self._context.call_training("rejoin_done", timeout_s=self._deadlines.answer_s, boundary=boundary)
+        await self._context.call_training("rejoin_done", boundary=boundary)
         step = f"step {kept.step}, {made} pieces of redundancy made" if kept else "nothing in memory yet"
         log.info("generation %d goes on: %s", self._place.generation, step)
         if newest and tiers:
@@ -86,8 +86,7 @@ class RejoinLeader(Part):
 
     async def _verifies(self, save: SaveId, ranks: Mapping[int, list[int]]) -> bool:
         """Whether the shards of these ranks verify in the memory of these nodes."""
-        timeout_s = self._deadlines.verify_s
-        answers = await self._peers.call_each("rejoin_verify", ranks, timeout_s=timeout_s, save=save.to_json())
+        answers = await self._peers.call_each("rejoin_verify", ranks, save=save.to_json())
         unverified = [rank for answer in answers for rank in answer["unverified"]]
         if unverified:
             self._listener.problem("shard does not verify", f"rank {unverified[0]}, in memory", save.step)

@@ -32,9 +32,8 @@ class Chosen(Part):
         Raises:
             AgentError: no tier has the whole step; says what each has.
         """
-        deadlines = self._deadlines
         try:
-            answer = await self._peers.call(0, "find_chosen", timeout_s=deadlines.restore_s, step=step)
+            answer = await self._peers.call(0, "find_chosen", step=step)
         except PeerError as error:
             raise AgentError(str(error)) from None
         plan = self._plans[step] = Plan.from_json(answer["plan"])
@@ -62,7 +61,7 @@ class Chosen(Part):
 
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: this run's newest attempt first, then what is nearest."""
-        answers = await self._peers.call_all("holds", timeout_s=self._deadlines.answer_s, step=step)
+        answers = await self._peers.call_all("holds", step=step)
         found = [
             Plan(
                 save=one.save, world_size=one.world_size, tier="nvme" if one.second_best else "memory",

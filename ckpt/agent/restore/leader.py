@@ -112,14 +112,14 @@ class RestoreLeader(Part):
         """The same call to some nodes (None: those that train); no answers when one fails, which is reported."""
         nodes = self._context.training if nodes is None else nodes
         try:
-            return await self._peers.call_all(op, nodes, timeout_s=self._deadlines.restore_s, **fields)
+            return await self._peers.call_all(op, nodes, **fields)
         except PeerError as error:
             self._listener.problem(f"restore: {op} failed on a node", str(error))
             return []
 
     async def _find(self) -> Plan:
         """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
-        answers = await self._peers.call_all("inventory", timeout_s=self._deadlines.answer_s)
+        answers = await self._peers.call_all("inventory")
         held = self._held(answers)
         # While nodes may hold a whole step, a slow tier is not waited for long; a part of one is nothing without it.
         is_whole = any(len(one.holders) == one.world_size for one in held.values())
@@ -249,8 +249,7 @@ class RestoreLeader(Part):
             asked: dict[int, list[int]] = defaultdict(list)
             for rank in pending:
                 asked[holders[rank][0]].append(rank)
-            timeout_s = self._deadlines.verify_s
-            answers = await self._peers.call_each("verify", asked, timeout_s=timeout_s, save=save.to_json())
+            answers = await self._peers.call_each("verify", asked, save=save.to_json())
             pending = []
             for node, answer in zip(asked, answers, strict=True):
                 for rank in answer["unverified"]:
@@ -270,8 +269,7 @@ class RestoreLeader(Part):
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
             parts[self._context.reader(rank, world_size)].append(rank)
-        timeout_s, fields = self._deadlines.restore_s, {"tier": name, "save": save.to_json()}
-        answers = await self._peers.call_each("verify_stored", parts, timeout_s=timeout_s, **fields)
+        answers = await self._peers.call_each("verify_stored", parts, tier=name, save=save.to_json())
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return [rank for answer in answers for rank in answer["fetched"]]

@@ -145,9 +145,8 @@ class Loading(Part):
             self._forget(rank)
 
     async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
-        timeout_s = self._deadlines.verify_s
         try:
-            await self._peers.call(node, "verify_again", timeout_s=timeout_s, save=save.to_json(), rank=rank)
+            await self._peers.call(node, "verify_again", save=save.to_json(), rank=rank)
         except PeerError as error:
             log.warning("rank %d of step %d: %s", rank, save.step, error)
 

@@ -203,11 +203,11 @@ BETWEEN = Way("node", "node", {
     "shard_bytes": message("The blocks of such a shard (null: all), pushed under `tag`.",
         save=dict, rank=int, blocks=list | None, tag=int, deadline="answer_s"),
     "parts": message("Byte ranges that the receiver holds, pushed to `target`, who makes a sum of them.",
-        addend=list, save=dict, over=dict, nbytes=int, target=int, tag=int, deadline="protect_s"),
+        addend=list, save=dict, over=dict, nbytes=int, target=int, tag=int, deadline="answer_s"),
     "sum": message("A sum that the receiver makes of others' ranges and its own, pushed to `target`.",
-        own=list, others=list, save=dict, over=dict, nbytes=int, target=int, tag=int, deadline="protect_s"),
+        own=list, others=list, save=dict, over=dict, nbytes=int, target=int, tag=int, deadline="answer_s"),
     "row": message("A further row of parity, which the receiver makes together with its own.",
-        save=dict, over=dict, row=int, tag=int, deadline="protect_s", answer="comes"),
+        save=dict, over=dict, row=int, tag=int, deadline="answer_s", answer="comes"),
     "lengths": message("The lengths of the shards that a member puts under parity.",
         save=dict, ranks=list, deadline="answer_s", answer="lengths has_parity"),
     "header": message("The record of a lost shard, of which the receiver's parity keeps a copy.",
@@ -217,3 +217,8 @@ BETWEEN = Way("node", "node", {
 })  # fmt: skip
 
 WAYS = (OF_WORKER, OF_RUNNER, TO_WORKER, TO_RUNNER, TO_LEADER, TO_NODE, BETWEEN)
+
+
+def deadline_of(op: str) -> str:
+    """The name of the deadline of a call between agents."""
+    return next(way.messages[op].deadline for way in (TO_NODE, BETWEEN, TO_LEADER) if op in way.messages)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt.agent.rpc.framing import decode
-from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check
+from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check, deadline_of
 from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
@@ -45,12 +45,12 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 class Peers:
     """This agent's view of all agents, itself included; its loop is the only user of the transport."""
 
-    def __init__(self, transport: Transport, nodes: Sequence[str], stall_s: float = AgentDeadlines.stall_s) -> None:
+    def __init__(self, transport: Transport, nodes: Sequence[str], deadlines: AgentDeadlines) -> None:
         self.rank = transport.rank
         self.nodes = tuple(nodes)
         self.broken: str | None = None  # why the world is of no further use
         self._transport = transport
-        self._stall_s = stall_s
+        self.deadlines = deadlines
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._transfers: list[Moving] = []
@@ -69,8 +69,9 @@ class Peers:
             if name.startswith("_on_"):
                 self.handle(name.removeprefix("_on_"), getattr(part, name))
 
-    async def call(self, node: int, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """One call; raises PeerError."""
+    async def call(self, node: int, op: str, *, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
+        """One call, with the deadline that the catalogue of messages names, or another; raises PeerError."""
+        timeout_s = timeout_s or float(getattr(self.deadlines, deadline_of(op)))
         message = {"op": op, **fields}
         try:
             serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
@@ -83,27 +84,22 @@ class Peers:
             raise PeerError(f"node {self.nodes[node]}: {op}: {answer['error']}")
         return answer
 
-    async def call_all(
-        self, op: str, nodes: Iterable[int] | None = None, *, timeout_s: float, **fields: Any
-    ) -> list[dict[str, Any]]:
+    async def call_all(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
         """The same call to some nodes (None: all) at once; answers in their order.
 
         Raises:
             PeerError: some node failed; names every one that did, after all have answered or run out of time.
         """
         nodes = range(len(self.nodes)) if nodes is None else nodes
-        calls = [self.call(node, op, timeout_s=timeout_s, **fields) for node in nodes]
-        return await all_of(calls)
+        return await all_of(self.call(node, op, **fields) for node in nodes)
 
-    async def call_each(
-        self, op: str, ranks: Mapping[int, list[int]], *, timeout_s: float, **fields: Any
-    ) -> list[dict[str, Any]]:
+    async def call_each(self, op: str, ranks: Mapping[int, list[int]], **fields: Any) -> list[dict[str, Any]]:
         """A call to several nodes, each with its own `ranks`; answers in their order. Raises the first PeerError."""
-        calls = (self.call(node, op, timeout_s=timeout_s, ranks=own, **fields) for node, own in ranks.items())
+        calls = (self.call(node, op, ranks=own, **fields) for node, own in ranks.items())
         return list(await asyncio.gather(*calls))
 
     async def pull(
-        self, node: int, op: str, into: Iterable[memoryview], *, timeout_s: float,
+        self, node: int, op: str, into: Iterable[memoryview], *,
         landed: Callable[[memoryview], None] | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
@@ -112,7 +108,6 @@ class Peers:
             node: who sends.
             op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
             into: writable ranges, none empty.
-            timeout_s: for the answer to the call; the bytes themselves may take as long as they keep coming.
             landed: given each range, in order, as soon as it is there; must be quick.
 
         Raises:
@@ -121,7 +116,7 @@ class Peers:
         tag = self.new_tag()
         async with Tasks() as tasks:
             receiving = tasks.hold(self.take(node, tag, into, landed))
-            await self.call(node, op, timeout_s=timeout_s, tag=tag, **fields)
+            await self.call(node, op, tag=tag, **fields)
             await receiving
 
     def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
@@ -152,7 +147,7 @@ class Peers:
         if not waiter.done():
             self._look()
         if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
-            alarm = asyncio.get_running_loop().call_later(self._stall_s, self._stalled, node, waiter)
+            alarm = asyncio.get_running_loop().call_later(self.deadlines.stall_s, self._stalled, node, waiter)
             try:
                 await asyncio.shield(waiter)
             finally:
@@ -161,7 +156,7 @@ class Peers:
 
     def _stalled(self, node: int, waiter: asyncio.Future[None]) -> None:
         if not waiter.done():
-            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {self._stall_s:g} s"))
+            waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {self.deadlines.stall_s:g} s"))
 
     async def run(self) -> None:
         """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""

@@ -112,7 +112,7 @@ class SaveLeader(Part):
             await self._drop(save.step, reason, replicas_differ=True)
             return
         try:
-            await self._context.call_training("protect", timeout_s=self._deadlines.protect_s, step=save.step)
+            await self._context.call_training("protect", step=save.step)
         except PeerError as error:
             await self._drop(save.step, str(error))
             return
@@ -124,7 +124,7 @@ class SaveLeader(Part):
         nbytes = sum(save.nodes.values())
         fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
         try:
-            await self._context.call_training("commit_save", timeout_s=self._deadlines.answer_s, **fields)
+            await self._context.call_training("commit_save", **fields)
         except PeerError as error:
             self._listener.problem("commit not heard by every node", str(error), save.step)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
@@ -151,7 +151,7 @@ class SaveLeader(Part):
             self._listener.problem("save dropped", reason, step, failed="memory")
         try:
             fields = {"step": step, "reason": reason, "replicas_differ": replicas_differ}
-            await self._context.call_training("drop", timeout_s=self._deadlines.answer_s, **fields)
+            await self._context.call_training("drop", **fields)
         except PeerError as error:
             self._listener.problem("drop not heard by every node", str(error), step)
 

@@ -114,7 +114,7 @@ class SaveNode(Part):
         for save in [save for save in self._in_flight.values() if save.step <= step]:
             save.tasks.start(self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
-            await self._peers.call(0, "ask_drop_up_to", timeout_s=self._deadlines.answer_s, step=step)
+            await self._peers.call(0, "ask_drop_up_to", step=step)
         except PeerError as error:
             self._listener.problem("dropped saves not reported", str(error), step)
 
@@ -204,18 +204,18 @@ class SaveNode(Part):
             if len(save.names) == self._place.ranks_per_node:
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
                 elapsed_s = time.monotonic() - save.since_s
-                fields = {
+                fields: dict[str, Any] = {
                     "step": save.step, "nbytes": save.nbytes, "flush": save.flush, "elapsed_s": elapsed_s,
                     "token_counts": token_counts,
                 }  # fmt: skip
-                await self._peers.call(0, "sealed", timeout_s=self._deadlines.answer_s, **fields)
+                await self._peers.call(0, "sealed", **fields)
         except (CheckpointError, OSError) as error:
             await self._ask_drop(save, str(error))
 
     async def _ask_drop(self, save: Save, reason: str) -> None:
         """Asks the coordinator to drop the save everywhere; when that cannot be, drops it here."""
         try:
-            await self._peers.call(0, "ask_drop", timeout_s=self._deadlines.answer_s, step=save.step, reason=reason)
+            await self._peers.call(0, "ask_drop", step=save.step, reason=reason)
         except PeerError as error:
             if not save.promised:
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")

@@ -11,24 +11,20 @@ from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.errors import AgentError
 from ckpt.format.checksums import block_count, checksum, span_of
 from ckpt.format.shard_record import SaveId, ShardRecord
-from ckpt.timeouts import AgentDeadlines
 
 
 class Exchange:
     """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
 
-    def __init__(self, peers: Peers, memory_store: MemoryStore, node_disk: NodeDisk, deadlines: AgentDeadlines) -> None:
+    def __init__(self, peers: Peers, memory_store: MemoryStore, node_disk: NodeDisk) -> None:
         self._peers = peers
         self._memory_store = memory_store
         self._node_disk = node_disk
-        self._deadlines = deadlines
         peers.serve(self)
 
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of a shard that another node holds; raises PeerError."""
-        answer = await self._peers.call(
-            node, "record", timeout_s=self._deadlines.answer_s, save=save.to_json(), rank=rank
-        )
+        answer = await self._peers.call(node, "record", save=save.to_json(), rank=rank)
         record = ShardRecord.from_json(answer["record"])
         if (record.save, record.rank) != (save, rank):
             got = f"rank {record.rank} of {record.save}"
@@ -44,7 +40,7 @@ class Exchange:
         `landed` is given each block, in order, as soon as it is there.
         """
         await self._peers.pull(
-            node, "shard_bytes", into, timeout_s=self._deadlines.answer_s, landed=landed,
+            node, "shard_bytes", into, landed=landed,
             save=record.save.to_json(), rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
