@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ckpt.config import Place
 from ckpt.redundancy.erasure import Erasure
 from ckpt.redundancy.partner import Partner
-from ckpt.redundancy.scheme import NoScheme, Scheme
+from ckpt.redundancy.scheme import Scheme
 from ckpt.redundancy.sets import Members, redundancy_sets, set_of
 from ckpt.sections import RedundancySection
 
@@ -33,7 +33,7 @@ def scheme_of(redundancy: RedundancySection) -> Scheme:
             return Erasure("xor", 1)
         case "rs":
             return Erasure("rs", redundancy.parity)
-    return NoScheme()
+    return Scheme()
 
 
 def sets_over(nodes: int, redundancy: RedundancySection, domains: Sequence[str]) -> tuple[Members, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ckpt.redundancy.scheme import Scheme
 from ckpt.redundancy.sets import Members
 
 
-class Erasure:
+class Erasure(Scheme):
     """Survives the loss of any `promise` nodes of a set. Each of n nodes needs promise / (n - promise) of its shards'
     memory for parity.
 
@@ -13,14 +14,8 @@ class Erasure:
     """
 
     def __init__(self, name: str, promise: int) -> None:
+        super().__init__(promise)
         self.name = name
-        self.promise = promise
-
-    def survives(self, members: Members) -> int:
-        return min(self.promise, len(members) - 1)
-
-    def sources(self, node: int, members: Members) -> Members:
-        return ()
 
     def parity(self, members: Members) -> int:
         return self.survives(members)

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ckpt.redundancy.sets import Members
 
 
-class Scheme(Protocol):
+class Scheme:
     """Pure functions of node ranks. All agents get the same results, without messages.
 
-    A scheme stores full copies (`sources`), or parity over stripes of the set (`parity`), or neither.
+    A scheme stores full copies (`sources`), or parity over stripes of the set (`parity`). This one stores neither:
+    every node has only its own shards.
     """
 
-    name: str
-    promise: int  # number of nodes of a set that may be lost at once, if the set is large enough
+    name = "none"
+
+    def __init__(self, promise: int = 0) -> None:
+        """`promise`: number of nodes of a set that may be lost at once, if the set is large enough."""
+        self.promise = promise
 
     def survives(self, members: Members) -> int:
         """The number of nodes of a set, whichever they are, that may be lost at once without losing a shard."""
+        return min(self.promise, len(members) - 1)
 
     def sources(self, node: int, members: Members) -> Members:
         """The nodes whose shards are copied to `node`; never `node` itself."""
-
-    def parity(self, members: Members) -> int:
-        """The number of parity symbols in each stripe of the set; 0 without parity. stripes.py has the layout."""
-
-
-class NoScheme:
-    """No redundancy: every node has only its own shards."""
-
-    name = "none"
-    promise = 0
-
-    def survives(self, members: Members) -> int:
-        return 0
-
-    def sources(self, node: int, members: Members) -> Members:
         return ()
 
     def parity(self, members: Members) -> int:
+        """The number of parity symbols in each stripe of the set; 0 without parity. stripes.py has the layout."""
         return 0
