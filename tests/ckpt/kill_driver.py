@@ -19,9 +19,8 @@ from agent_kit import World, config, run
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.protect.gather_sum import Sums
 from ckpt.agent.protect.node import ProtectNode
-from ckpt.agent.protect.parity_store import ParityStore
 from ckpt.agent.save.node import SaveNode
-from ckpt.agent.shards.memory_store import MemoryStore
+from ckpt.agent.shards.memory_store import MemoryStore, ParityStore
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.format import atomic_files as files
 from ckpt.format import shard_record as shard

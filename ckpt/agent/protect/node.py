@@ -10,8 +10,8 @@ from typing import Any
 from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.encode import Rows
 from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
-from ckpt.agent.protect.parity_store import ParityStore
 from ckpt.agent.restore.plan import Placement
+from ckpt.agent.shards.memory_store import ParityStore
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import Arriving, checksums

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 from ckpt.agent.shards.growing_buffer import Room, slices
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import BLOCK_BYTES, damaged_blocks
-from ckpt.format.memory_names import COPY, FETCHED, OWN, StoredName, kind_of, names_of
+from ckpt.format.memory_names import COPY, FETCHED, OWN, PARITY, StoredName, kind_of, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
-from ckpt.redundancy.parity_record import ParityRecord
+from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
 
 _FLEETING = (FETCHED, ".*.tmp")  # made for one load, or left by a write that a kill cut short
 
@@ -269,6 +269,17 @@ class MemoryStore(Store[ShardRecord]):
             with suppress(FileNotFoundError):
                 total += 512 * os.stat(path).st_blocks
         return total
+
+
+class ParityStore(Store[ParityRecord]):
+    """This node's parity."""
+
+    _kinds, _load, _publish = (PARITY,), staticmethod(read_parity), staticmethod(write_parity)
+
+    def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
+        """Names of a member's parity over a set."""
+        wanted = (save, over, index)
+        return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
 
 
 def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:
