@@ -66,5 +66,5 @@ def data_file(directory: Path, name: StoredName | str) -> Path:
     return directory / f"{name}.data"
 
 
-def fetched_file(directory: Path, rank: int) -> Path:
-    return directory / f"fetch-{rank}.data"
+def fetched_name(rank: int) -> str:
+    return f"fetch-{rank}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
-import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
 from ckpt.format.manifest import Manifest
-from ckpt.format.memory_names import data_file, fetched_file
+from ckpt.format.memory_names import data_file, fetched_name
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 
@@ -39,7 +37,6 @@ class Fetched:
     source: str  # a node's or a tier's name
     record: ShardRecord
     path: Path
-    data: memoryview | None = None
     blocks: set[int] = field(default_factory=set)
 
 
@@ -229,12 +226,10 @@ class Loading(Part):
         fetched = self._fetched.get(rank)
         if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
             self._forget(rank)
-            path = fetched_file(self._place.ram_dir, rank)
+            path = data_file(self._place.ram_dir, fetched_name(rank))
             fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
         if blocks == []:
             return _reply(str(fetched.path), 0, record)
-        if fetched.data is None:
-            fetched.data = _sparse(fetched.path, nbytes)
         count = block_count(nbytes)
         wanted = range(count) if blocks is None else sorted(set(blocks))
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
@@ -242,7 +237,8 @@ class Loading(Part):
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing:
             try:
-                with _room(fetched.path, fetched.data, [span_of(block, nbytes) for block in missing]) as room:
+                spans = [span_of(block, nbytes) for block in missing]
+                with self._memory_store.room_for(fetched_name(rank), nbytes, spans) as room:
                     await fetch(room, missing)
             except BaseException:
                 self._forget(rank)  # bytes may still be arriving there: never reuse this file
@@ -251,9 +247,8 @@ class Loading(Part):
         return _reply(str(fetched.path), 0, record)
 
     def _forget(self, rank: int) -> None:
-        fetched = self._fetched.pop(rank, None)
-        if fetched is not None:
-            fetched.path.unlink(missing_ok=True)
+        if self._fetched.pop(rank, None) is not None:
+            self._memory_store.remove(fetched_name(rank))
 
     def _local_path(self, name: str) -> str:
         return str(data_file(self._place.ram_dir, name))
@@ -261,23 +256,3 @@ class Loading(Part):
 
 def _reply(path: str, base: int, record: ShardRecord) -> dict[str, Any]:
     return {"path": path, "base": base, "record": record.to_json()}
-
-
-def _sparse(path: Path, nbytes: int) -> memoryview:
-    """A new file of that length, mapped, without memory behind it yet."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.truncate(descriptor, nbytes)
-        return memoryview(mmap.mmap(descriptor, nbytes)) if nbytes else memoryview(b"")
-    finally:
-        os.close(descriptor)
-
-
-def _room(path: Path, data: memoryview, spans: list[tuple[int, int]]) -> Room:
-    """Memory for some of the bytes; raises OSError when it is full."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        return Room(descriptor, data, spans)
-    finally:
-        os.close(descriptor)

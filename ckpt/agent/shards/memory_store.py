@@ -6,7 +6,7 @@ import asyncio
 import logging
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -75,8 +75,8 @@ class Store(Generic[R]):
         finally:
             os.close(descriptor)
 
-    def room_for(self, name: str, nbytes: int) -> Room:
-        """Memory for a shard yet to be filled: the file is made or grown.
+    def room_for(self, name: str, nbytes: int, spans: Sequence[tuple[int, int]] | None = None) -> Room:
+        """Memory for a shard yet to be filled, or for some spans of its bytes: the file is made or grown.
 
         Raises:
             OSError: the memory file system is full.
@@ -88,7 +88,8 @@ class Store(Generic[R]):
             is_there = status.st_size >= nbytes and status.st_blocks * 512 >= status.st_size
             if status.st_size < nbytes:
                 os.ftruncate(descriptor, nbytes)
-            return Room(descriptor, self._map(name, descriptor, nbytes), () if is_there else slices(nbytes))
+            wanted = slices(nbytes) if spans is None else spans
+            return Room(descriptor, self._map(name, descriptor, nbytes), () if is_there else wanted)
         finally:
             os.close(descriptor)
 
