@@ -138,9 +138,9 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
     ("redundancy", "stage"),
     [
         ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_on_shard_bytes"),
-        ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
+        ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_on_parts"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.node:ProtectNode:_on_lengths"),
-        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_serve"),
+        ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_on_parts"),
     ],
     ids=lambda value: str(value).rpartition(":")[2],
 )
