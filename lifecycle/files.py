@@ -62,7 +62,7 @@ def _remove_orphans(name: str, directory: int) -> None:
     with os.scandir(directory) as entries:
         drafts = [entry.name for entry in entries if is_draft(entry.name) and entry.is_file(follow_symlinks=False)]
     for draft in drafts:
-        with contextlib.suppress(OSError):  # it is gone meanwhile, or nobody's business: we write all the same
+        with contextlib.suppress(OSError):  # it is gone, or belongs to another writer; neither stops this write
             descriptor = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
             try:
                 if _lock(descriptor):

@@ -132,7 +132,7 @@ class HealSettings:
 
     @classmethod
     def read(cls, path: Path) -> HealSettings:
-        """The file's settings; those of nobody else than root are believed.
+        """The file's settings; only root may be able to write the file.
 
         Raises:
             UsageError: others could have written the file, it cannot be read, or something in it is not valid.

@@ -1,14 +1,14 @@
-"""Is this node fit? Checks over facts, each giving one Finding.
+"""Health checks of a node. Each check gives one Finding.
 
 command    `holdfast node check`
-table      findings for people
-verdict    findings for Slurm's hooks: the file
-runner     many checks side by side, none of which can hang the run
-tree       a check that is given up, killed with all that it has started
-catalog    every check there is
-host ...   the checks, one subject a module
-preflight  what the launcher's runner asks
-check      the contract: Node, Check, Level
-settings   what the site says
+table      prints findings as tables
+verdict    the file of findings for Slurm's hooks
+runner     runs checks in parallel; none of them can hang the run
+tree       kills an abandoned check and all its processes
+catalog    the list of all checks
+host ...   the checks, one module for each subject
+preflight  the checks of the launcher's runner
+check      the interface of a check: Node, Check, Level
+settings   the site's settings
 finding    the result of a check, with the codes that Nagios plugins use
 """

@@ -1,6 +1,6 @@
-"""An all-reduce over the GPUs (NCCL) or, without GPUs, some processes (gloo) of one node or of two: how fast is it?
+"""Measures an all-reduce over the GPUs (NCCL), or without GPUs over some processes (gloo), of one node or of two nodes.
 
-A program of its own, `python -m lifecycle.health.allreduce`, because it loads torch. It prints one line of JSON. Over
+A separate program, `python -m lifecycle.health.allreduce`, because it loads torch. It prints one line of JSON. Over
 two nodes it is started once on each, by srun.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 LONG_S = 0.5
-"""An all-reduce that takes longer is not made larger: a slow network gives its figure in seconds too."""
+"""The message does not grow beyond an all-reduce of this time, so that a slow network gives a result in seconds too."""
 
 GPU_BYTES, CPU_BYTES = 1 << 30, 16 << 20
-"""Of the message at most: the bus bandwidth of a fast network is the higher the larger it is."""
+"""Largest message. On a fast network the bus bandwidth grows with the message."""
 
 _MEASURE_S = 3.0
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 20
@@ -30,7 +30,7 @@ _WAIT = timedelta(seconds=60)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Forks this node's ranks and waits for them; 0 when all succeeded."""
+    """Forks this node's ranks and waits for them. Returns 0 if all succeeded."""
     options = _options(arguments)
     import torch  # once, before the ranks are forked: CUDA is not touched until then
 
@@ -101,9 +101,9 @@ def _be_rank(options: argparse.Namespace, local: int, ranks: int) -> None:
 
 
 def _measure(torch: Any, dist: Any, most_bytes: int, gpu: bool) -> tuple[float, Any]:
-    """Seconds of one all-reduce, the mean over some, and its tensor: of `most_bytes`, or so large that it takes LONG_S.
+    """The seconds of one all-reduce, averaged over some, and its tensor. The message has `most_bytes`, or takes LONG_S.
 
-    Collective: all ranks agree on the sizes and the number of rounds, by the slowest rank's clock.
+    Collective: all ranks use the sizes and the number of rounds of the slowest rank.
     """
     device = "cuda" if gpu else "cpu"
 
@@ -121,12 +121,12 @@ def _measure(torch: Any, dist: Any, most_bytes: int, gpu: bool) -> tuple[float, 
     nbytes = min(_FIRST_BYTES, most_bytes)
     while True:
         tensor = torch.ones(nbytes // 4, device=device)
-        timed(tensor, 1)  # connections are made and buffers taken
+        timed(tensor, 1)  # makes connections and allocates buffers
         once_s = timed(tensor, 1)
         if nbytes >= most_bytes or once_s > LONG_S:
             seconds = timed(tensor, min(_MAX_ROUNDS, max(_MIN_ROUNDS, int(_MEASURE_S / once_s))))
             if nbytes >= most_bytes or seconds > LONG_S:
-                return seconds, tensor  # else it was held up that once, and is not slow
+                return seconds, tensor  # else it was delayed only once, and is not slow
         nbytes = min(nbytes * _GROWTH, most_bytes)
 
 

@@ -166,7 +166,7 @@ class Check:
         levels: the levels that run it.
         limit_s: time limit in seconds; after it the result is UNKNOWN.
         alone: whether it measures speed and therefore runs alone.
-        where: tells quickly whether a node has the part that it examines; for checks that may take minutes.
+        where: a quick test whether a node has the examined part, for checks that may take minutes.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Check:
         return dataclasses.replace(finding, check=self.name, seconds=time.monotonic() - start_s)
 
     def unknown(self, measured: str, seconds: float = 0.0) -> Finding:
-        """The finding when it could not look."""
+        """The finding if the check could not look."""
         return Finding(
             check=self.name, status=Status.UNKNOWN, measured=measured, expected=self.promise, seconds=seconds
         )

@@ -1,4 +1,4 @@
-"""The clock: is it kept in step with a time server?"""
+"""The clock: whether it is synchronised with a time server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, critical, ok, warning
 
-MAX_OFFSET_S = 0.5  # munge refuses credentials of other nodes at 300 s; logs of two nodes are of no use much earlier
+# munge refuses credentials of other nodes at 300 s. Logs of two nodes cannot be compared long before that.
+MAX_OFFSET_S = 0.5
 _COLUMNS = 14  # of chronyc tracking, since chrony 2
 _SYNCHRONISED = ("Normal", "Insert second", "Delete second")  # leap status; the fourth is "Not synchronised"
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC, linux/timex.h
@@ -35,7 +36,7 @@ def clock(node: CheckedNode) -> Finding:
     """The clock is synchronised and close to true time."""
     try:
         state = _from_chrony(node.tool("chronyc", "-c", "tracking", timeout_s=4.0).stdout)
-    except (NotHere, CannotObserve):  # not installed, or its daemon does not run
+    except (NotHere, CannotObserve):  # not installed, or its daemon is not running
         state = _from_kernel()
     return judge_clock(state)
 

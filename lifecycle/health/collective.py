@@ -1,6 +1,7 @@
-"""Collectives, as training uses them: within the node, and between pairs of the nodes of a Slurm allocation.
+"""Collectives as training uses them: within the node, and between pairs of nodes of a Slurm allocation.
 
-Every node is in two pairs, the one before it and the one after it, so that a slow pair tells which of the two is slow.
+Every node is in two pairs, one with the node before it and one with the node after it. So the pairs show which node of
+a slow pair is slow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from slurm.hostlist import expand
 CHECKED_NODE = "HOLDFAST_CHECKED_NODE"
 """Environment variable: the Slurm node to judge; the other nodes are only for comparison."""
 
-_ENOUGH = 0.8  # of what the site expects
-# Of what the better pairs reach, where the site expects nothing: networks that are shared differ by more than 0.8.
+_ENOUGH = 0.8  # part of the site's own figure
+# Part of what the better pairs reach, if there is no such figure: shared networks differ by more than 0.8.
 _ENOUGH_BESIDE_OTHERS = 0.5
-_ENOUGH_OF_LINE_RATE = 0.5  # a warning only; docs/admin/health.md says why just this
-_RUN_S = 180.0  # most of it for torch, read by many nodes at once from a shared file system
-_AT_ONCE = 64  # sruns; each is a process here and a step for the controller
+_ENOUGH_OF_LINE_RATE = 0.5  # only a warning; docs/admin/health.md explains this limit
+_RUN_S = 180.0  # most of it to load torch, which many nodes read at once from a shared file system
+_AT_ONCE = 64  # number of sruns; each is a process here and a step for the controller
 _FIRST_PORT, _PORTS = 21000, 8000
 
 _EFA = re.compile(r"Selected provider is efa.*?(?:found (\d+) nics)?\)?\s*$", re.IGNORECASE | re.MULTILINE)
@@ -45,8 +46,8 @@ class Measured:
         ranks: processes that took part.
         backend: nccl or gloo.
         bus_gb_s: bus bandwidth as nccl-tests defines it, GB/s.
-        network: what carried it between nodes, by NCCL's log; empty with gloo.
-        interfaces: EFA interfaces that NCCL found; None where its log does not say.
+        network: the network between nodes, from NCCL's log; empty with gloo.
+        interfaces: EFA interfaces that NCCL found; None if its log does not say.
         right: whether every element of the sum is correct.
     """
 
@@ -69,16 +70,16 @@ def allreduce(node: CheckedNode) -> Finding:
 
 
 def judge_node(measured: Measured, wanted: float | None, machine: Expected | None) -> Finding:
-    """Whether an all-reduce within a node is fit.
+    """Judges an all-reduce within a node.
 
     Args:
         measured: the all-reduce.
-        wanted: what the site expects, GB/s; None where it expects nothing.
-        machine: what is published of the machine's type; None for an unknown one.
+        wanted: the site's own figure, GB/s; None if there is none.
+        machine: the published figures of the machine's type; None if it is unknown.
 
     Raises:
         NotHere: there is one GPU.
-        CannotObserve: the GPUs took no part in it.
+        CannotObserve: the GPUs took no part.
     """
     told = f"{measured.bus_gb_s:.2f} GB/s, {measured.ranks} ranks, {measured.backend}"
     if not measured.right:
@@ -96,7 +97,7 @@ def judge_node(measured: Measured, wanted: float | None, machine: Expected | Non
         return critical(told, expected, f"{advice}; then replace the node") if slow else ok(told, expected)
     if machine is None or machine.nvlink_gb_s is None:
         return ok(told)
-    least, expected = _of_line_rate(machine.nvlink_gb_s / 2, machine)  # published of both directions
+    least, expected = _of_line_rate(machine.nvlink_gb_s / 2, machine)  # published as the sum of both directions
     return (
         warning(told, expected, f"{advice}, `holdfast node env`") if measured.bus_gb_s < least else ok(told, expected)
     )
@@ -128,7 +129,7 @@ def allreduce_pairs(node: CheckedNode) -> Finding:
 
 
 def pairs_of(nodes: Sequence[str]) -> list[tuple[str, str]]:
-    """Each node with the next, the last with the first."""
+    """The pairs of each node and the next one; the last node is paired with the first."""
     ring = [(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
     return ring if len(nodes) > 2 else ring[:1]
 
@@ -149,10 +150,11 @@ def rounds_of(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 def judge_pairs(
     results: Mapping[tuple[str, str], Measured], failed: Mapping[tuple[str, str], str], node: CheckedNode
 ) -> Finding:
-    """Whether the pairs are fit: none failed, none much slower than the others or the site's figure, none beside EFA.
+    """Judges the pairs: ok if none failed, none is much slower than the others or the site's figure, and none avoids
+    EFA.
 
-    Where the pairs are to speak of one node (CHECKED_NODE), it is unfit only if it is in every bad pair and no other
-    node is: its neighbours have done well without it.
+    To judge a single node (CHECKED_NODE): it is critical only if it is in every bad pair and no other node is, because
+    its neighbours have done well without it.
 
     Raises:
         CannotObserve: no pair gave a result.
@@ -184,9 +186,10 @@ def judge_pairs(
 def _judge_alike(
     results: Mapping[tuple[str, str], Measured], least: float, expected: str, node: CheckedNode
 ) -> Finding:
-    """Pairs that do as well as each other, or as the site expects: all of them may still be slow for their type.
+    """Judges pairs that are as fast as each other or as the site's figure. All of them may still be slow for their
+    type.
 
-    That is a warning alone: a line rate is no promise of what an all-reduce reaches.
+    That gives only a warning, because a line rate does not promise a speed of an all-reduce.
     """
     pair, slowest = min(results.items(), key=lambda result: result[1].bus_gb_s)
     by = slowest.network or slowest.backend
@@ -201,10 +204,10 @@ def _judge_alike(
 
 
 def _least(speeds: Sequence[float], wanted: float | None) -> tuple[float, str]:
-    """What a pair has to reach, GB/s, and that in words.
+    """The least speed of a pair, GB/s, and its description.
 
-    Beside others it is half of the upper quartile: one bad node among three is in two pairs of three, and would itself
-    be their median. A pair alone has nothing to be compared with.
+    Among several pairs it is half of the upper quartile. The median would not do: with one bad node among three, two of
+    the three pairs are bad. A single pair cannot be compared.
     """
     if wanted is not None:
         return wanted * _ENOUGH, f"at least {wanted * _ENOUGH:.2f} GB/s, {_ENOUGH:g} of the site's {wanted:g}"
@@ -216,13 +219,13 @@ def _least(speeds: Sequence[float], wanted: float | None) -> tuple[float, str]:
 
 
 def _of_line_rate(line_gb_s: float, machine: Expected) -> tuple[float, str]:
-    """What is to be reached of a bandwidth that is published, GB/s, and that in words."""
+    """The least speed in relation to a published bandwidth, GB/s, and its description."""
     least = line_gb_s * _ENOUGH_OF_LINE_RATE
     return least, f"at least {least:.2f} GB/s, {_ENOUGH_OF_LINE_RATE:g} of {machine.instance}'s line rate {line_gb_s:g}"
 
 
 def read_measured(text: str) -> Measured:
-    """What the all-reduce program printed.
+    """Parses the output of the all-reduce program.
 
     Raises:
         CannotObserve: it printed no result.
@@ -247,7 +250,7 @@ def read_measured(text: str) -> Measured:
 
 
 def _not_by_efa(measured: Measured, wanted: int) -> str:
-    """Why traffic did not go over all of EFA; empty where it did."""
+    """The reason if traffic did not use all of EFA; empty if it did."""
     if measured.backend != "nccl":
         return f"{measured.backend} instead of NCCL"
     if "libfabric" not in measured.network.lower():
@@ -292,7 +295,7 @@ def _between(node: CheckedNode, pair: tuple[str, str], round_: int) -> Measured:
 
 
 def _program(node: CheckedNode) -> tuple[str, ...]:
-    """The all-reduce, in our own interpreter or in the one that the site names: that need not have this package."""
+    """The command of the all-reduce, with this interpreter or with the site's, which need not have this package."""
     if node.settings.python is None:
         return (sys.executable, "-I", "-m", program.__name__)
     return (node.settings.python, "-I", program.__file__)

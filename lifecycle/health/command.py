@@ -62,7 +62,7 @@ def check(
     if list_:
         return print_catalog(CHECKS, as_json)
     checks = select(chosen_level, only or (), () if only else settings.skip)
-    if only:  # a check that takes minutes gets them by its name alone
+    if only:  # a check that takes minutes gets that time only if it is named
         chosen_level = max(chosen_level, *(check.levels[0] for check in checks))
     node = CheckedNode(
         settings=settings,
@@ -75,7 +75,7 @@ def check(
     findings = run_checks(checks, node, budget_s)
     result = Verdict.of(findings, chosen_level, node)
     if not only:
-        kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it speaks of the file itself
+        kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it judges the file itself
         _keep(dataclasses.replace(result, checks=kept), verdict, whole=chosen_level > Level.PROLOG)
     if as_json:
         print_json(result.to_mapping())
@@ -85,7 +85,7 @@ def check(
 
 
 def _announce(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> None:
-    """Before minutes of silence: how many at most."""
+    """Prints the longest duration of a run that may be silent for minutes."""
     minutes = math.ceil(longest_s(checks, node, budget_s) / 60)
     many = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
     typer.echo(f"{os.uname().nodename}: {many}, done in {max(minutes, 1)} min at most", err=True)
@@ -99,7 +99,7 @@ def _level(word: str) -> Level:
 
 
 def _settings(path: Path | None) -> Settings:
-    """The file that was named must be there; the default one need not."""
+    """The settings of a file. A file that was named must exist; the default one need not."""
     if path is None and not SETTINGS_FILE.exists():
         return Settings()
     return Settings.read(path or SETTINGS_FILE)

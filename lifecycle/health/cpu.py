@@ -1,4 +1,4 @@
-"""CPU and memory: all there, none much slower than its siblings, no memory errors counted."""
+"""CPU and memory: complete, with none much slower than the others, and without memory errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lifecycle.health.check import CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, critical, ok, warning
 
-_TRIAD_BYTES = 64 << 20  # of each of the three arrays, over all cores: beyond any cache
+_TRIAD_BYTES = 64 << 20  # of each of the three arrays, over all cores; larger than any cache
 _TRIAD_ROUNDS = 5
 _CORE_ROUNDS = 3
 _CORE_LOOPS = 60_000
@@ -72,7 +72,7 @@ def memory_bandwidth(node: CheckedNode) -> Finding:
 
     def triad(part: tuple[np.ndarray, ...]) -> None:
         a, b, c = part
-        np.multiply(c, 3.0, out=a)  # numpy releases the interpreter's lock in here
+        np.multiply(c, 3.0, out=a)  # NumPy releases the GIL here
         np.add(a, b, out=a)
 
     best_s = float("inf")
@@ -86,7 +86,7 @@ def memory_bandwidth(node: CheckedNode) -> Finding:
 
 
 def _time_core(core: int) -> float:
-    """Seconds that a fixed piece of arithmetic takes on one core; the best of some."""
+    """The seconds of a fixed computation on one core; the best of several runs."""
     os.sched_setaffinity(0, {core})
     best_s = float("inf")
     for _ in range(_CORE_ROUNDS):
@@ -99,6 +99,6 @@ def _time_core(core: int) -> float:
 
 
 def _count(ranges: str) -> int:
-    """How many a list such as 0-3,8 names."""
+    """The number of elements in a list such as 0-3,8."""
     ends = [part.split("-") for part in ranges.strip().split(",") if part]
     return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)

@@ -1,4 +1,4 @@
-"""NVIDIA's own diagnostics, where DCGM is installed: seconds at level quick, minutes under load at level deep."""
+"""NVIDIA's own diagnostics, if DCGM is installed: seconds at level quick, minutes under load at level deep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import nvidia_gpus
 
 _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # since DCGM 4, and before
-_MILD = (1, 5)  # dcgm_errors.h: to be monitored, and settings such as persistence mode, which speak against no GPU
+_MILD = (1, 5)  # dcgm_errors.h: errors to monitor, and settings such as persistence mode, which do not mean a bad GPU
 
 
 @check("dcgm_short", Level.QUICK, limit_s=45.0, until=Level.QUICK)
@@ -28,7 +28,7 @@ def dcgm_long(node: CheckedNode) -> Finding:
 def _diagnose(node: CheckedNode, level: int) -> Finding:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
-    # The exit code is not 0 for a finding as well as for a failure to run: the report decides.
+    # The exit code is not 0 both for a finding and for a failure to run, so the report decides.
     done = node.tool("dcgmi", "diag", "-r", str(level), "-j", timeout_s=1490.0, check=False)
     passed, failed, mild = _read(done.stdout)
     if failed:
@@ -39,7 +39,7 @@ def _diagnose(node: CheckedNode, level: int) -> Finding:
 
 
 def _read(text: str) -> tuple[int, list[str], list[str]]:
-    """How many tests passed, what failed, and what failed mildly, with the reasons.
+    """The number of passed tests, the failures, and the mild failures, with reasons.
 
     Raises:
         CannotObserve: there is no report, or nothing was tested.
@@ -67,7 +67,7 @@ def _read(text: str) -> tuple[int, list[str], list[str]]:
 
 
 def _is_mild(result: dict[str, Any]) -> bool:
-    """Whether DCGM says so itself, of every one of the reasons; older versions do not say."""
+    """Whether DCGM itself calls all reasons mild. Older versions do not say."""
     warnings = result.get("warnings", [])
     return bool(warnings) and all(isinstance(each, dict) and each.get("error_severity") in _MILD for each in warnings)
 

@@ -1,4 +1,4 @@
-"""Disks: room, and the speed of what jobs write to."""
+"""Disks: free space, and the speed of those to which jobs write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.mounts import read_mounts
 
 _SYSTEM = ("/", "/tmp", "/var", "/var/log", "/var/spool/slurmd")
-_OF_USERS = ("/tmp", "/var/tmp")  # a file system that a job can fill is no fault of the node
+_OF_USERS = ("/tmp", "/var/tmp")  # a file system that a job can fill is not a fault of the node
 _FULL, _NEARLY_FULL = 0.99, 0.95
 _SAMPLE_BYTES = 256 << 20
 _PIECE_BYTES = 4 << 20
@@ -25,7 +25,7 @@ _SHM_MIN_MB_S = 500.0
 @check("disk_space", Level.PROLOG, limit_s=1.0)
 def disk_space(node: CheckedNode) -> Finding:
     """The system's file systems have room, for bytes and for files."""
-    worst, where = (False, 0.0), ""  # whether the node is unfit for it, part used
+    worst, where = (False, 0.0), ""  # whether it is critical, part used
     of_users = {path.stat().st_dev for path in map(node.path, _OF_USERS) if path.is_dir()}
     for name in _SYSTEM:
         try:
@@ -96,7 +96,7 @@ def nvme_disks(node: CheckedNode) -> Finding:
 
 
 def _local_disks(node: CheckedNode) -> list[str]:
-    """Where NVMe disks or arrays are mounted, but for the system's own."""
+    """The mount points of NVMe disks or arrays, without the system's own."""
     return [
         mount.at
         for mount in read_mounts(node.read("/proc/mounts"))
@@ -108,12 +108,12 @@ def _local_disks(node: CheckedNode) -> list[str]:
 
 
 def _write(directory: Path, nbytes: int, *, sync: bool) -> float:
-    """MB/s of a sequential write into a file that has no name left when it is written."""
+    """The MB/s of a sequential write into a file that is already unlinked."""
     piece = memoryview(os.urandom(_PIECE_BYTES))
     path = directory / f".holdfast-check-{secrets.token_hex(4)}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        path.unlink()  # so that a killed check leaves nothing
+        path.unlink()  # so that a killed check leaves no file
         start_s = time.monotonic()
         for _ in range(nbytes // _PIECE_BYTES):
             os.write(descriptor, piece)

@@ -1,4 +1,4 @@
-"""EFA, Amazon's RDMA network: are all interfaces there, and may programs use them?"""
+"""EFA, Amazon's RDMA network: whether all interfaces are there, and whether programs may use them."""
 
 from __future__ import annotations
 
@@ -114,18 +114,18 @@ def _has_dmabuf(node: CheckedNode) -> bool:
 
 
 def _locked_memory(node: CheckedNode) -> str:
-    """The limit that jobs inherit from slurmd; where none runs, our own."""
+    """The limit that jobs inherit from slurmd; if slurmd does not run, that of this process."""
     for path in node.path("/proc").glob("[0-9]*/comm"):
         try:
             is_slurmd = path.read_text().strip() in ("slurmd", "slurmd-wlm")  # Debian's, after a reconfiguration
             if is_slurmd and (hit := _LOCKED.search((path.parent / "limits").read_text())):
                 return f"{_size(hit[1])} (slurmd)"
-        except OSError:  # it ended
+        except OSError:  # the process has ended
             continue
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return f"{'unlimited' if soft == resource.RLIM_INFINITY else _size(str(soft))} (this process)"
 
 
 def _size(limit: str) -> str:
-    """A limit in bytes, for people."""
+    """A limit in bytes as text."""
     return f"{int(limit) >> 10} KiB" if limit.isdigit() else limit

@@ -1,4 +1,4 @@
-"""The GPUs: are all of them there, and is what each says of itself good? By one `nvidia-smi -q -x`."""
+"""The GPUs: whether all are there, and what each reports about itself, from one `nvidia-smi -q -x`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _ASK = ("nvidia-smi", "-q", "-x")
 _ASK_S = 20.0  # without persistence mode the driver is loaded for each call, which takes seconds
 _MEMORY_TOLERANCE = 0.03  # the driver keeps a little for itself, more of it with each generation
 _MIB = 1 << 20
-_RECOVERIES = re.compile(r"\w*\s?(Reset|Reboot|Drain)\b")  # beside None; other words may be an error of the tool's
+_RECOVERIES = re.compile(r"\w*\s?(Reset|Reboot|Drain)\b")  # besides None; other texts may be an error of the tool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What the driver says of one GPU."""
+    """The driver's report about one GPU."""
 
     bus: str
     facts: ElementTree.Element
 
     def text(self, path: str) -> str:
-        """An element's text; "N/A" where this driver or GPU does not have it."""
+        """The text of an element; "N/A" if this driver or GPU does not have it."""
         return (self.facts.findtext(path) or "N/A").strip()
 
     def number(self, path: str) -> int | None:
-        """The number that an element's text begins with; None where there is none."""
+        """The number at the start of an element's text; None if there is none."""
         return _number(self.text(path))
 
     def active(self, group: str) -> list[str]:
@@ -40,7 +40,7 @@ class Gpu:
         ]
 
     def sum(self, group: str, word: str) -> int | None:
-        """Sum of the counters below a group whose name contains a word; None where none has a number."""
+        """The sum of the counters below a group whose name contains a word; None if none has a number."""
         numbers = [
             number
             for element in self.facts.iterfind(f"{group}//*")
@@ -190,7 +190,8 @@ def gpu_pcie(node: CheckedNode) -> Finding:
     known = {bus: width for bus, width in widths.items() if width}
     if not known:
         raise CannotObserve("nvidia-smi tells no link width")
-    # Not against the card's own maximum: clouds wire some types narrower (an A10G in an EC2 g5 has 8 of its 16 lanes).
+    # Not compared with the card's own maximum: clouds connect some types with fewer lanes (an A10G in an EC2 g5 has 8
+    # of 16).
     widest = max(known.values())
     narrow = [f"{bus} {width}x" for bus, width in known.items() if width < widest]
     if narrow:
@@ -231,7 +232,7 @@ def _gpus(node: CheckedNode) -> list[Gpu]:
 
 
 def _wanted(node: CheckedNode, plugged: int) -> int:
-    """How many GPUs there should be: the instance type's number, else what the bus says."""
+    """The expected number of GPUs: that of the instance type, else that on the PCI bus."""
     wanted = node.expected.gpus if node.expected else plugged
     if wanted == plugged == 0:
         raise NotHere("no NVIDIA GPU")
@@ -239,7 +240,7 @@ def _wanted(node: CheckedNode, plugged: int) -> int:
 
 
 def _told(node: CheckedNode, say: Callable[[Gpu], str]) -> str:
-    """What there is to say of the GPUs that have something, each with its PCI address."""
+    """The texts of the GPUs for which `say` returns one, each with its PCI address."""
     return ", ".join(f"{gpu.bus} {word}" for gpu in _gpus(node) if (word := say(gpu)))
 
 

@@ -1,4 +1,4 @@
-"""Cheap checks of the host: can this node hold checkpoints in memory and run workers?"""
+"""Cheap checks of the host: whether this node can hold checkpoints in memory and run workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIX = "as root: holdfast node provision --only logind, which sets RemoveIPC=no"
 @check("memory_file_system", Level.PROLOG, limit_s=1.0)
 def memory_file_system(node: CheckedNode) -> Finding:
     """/dev/shm can be written and has room for checkpoints."""
-    return judge_memory(node.path("/dev/shm"), in_use=warning)  # by jobs: no fault of the node
+    return judge_memory(node.path("/dev/shm"), in_use=warning)  # by jobs: not a fault of the node
 
 
 @check("open_files", Level.PROLOG, limit_s=1.0)
@@ -38,7 +38,7 @@ def remove_ipc(node: CheckedNode) -> Finding:
     if answer == "b false":
         return ok("RemoveIPC=no", expected)
     if answer == "b true":
-        # logind.conf(5): at the end of a user's last session. A job of Slurm is no session of logind's.
+        # logind.conf(5): at the end of a user's last session. A Slurm job is not a session of logind.
         return warning("RemoveIPC=yes: a user's logout removes what jobs hold in memory", expected, _FIX)
     raise CannotObserve(f"busctl: got {answer!r:.40}, expected b true or b false")
 
@@ -53,7 +53,7 @@ def judge_memory(
     Args:
         directory: an existing directory on it, such as /dev/shm.
         statvfs: replaced in tests.
-        in_use: what it is where files leave no room: by default unfit, as for a job that is to start there.
+        in_use: the result if files leave no space: by default critical, as for a job that is about to start.
     """
     expected = f"writable, {MIN_FREE_BYTES >> 20} MiB free"
     try:

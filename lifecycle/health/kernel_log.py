@@ -1,10 +1,10 @@
 """Kernel messages since boot about GPUs (Xid), NVSwitches (SXid), memory and disks.
 
-Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause are never held against a
-node.
+Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause never count against a node.
 
-Users can put text into kernel messages: names of their processes at the beginning ("NAME[123]: segfault at"), names of
-their files further on. So messages about processes are ignored, and critical messages are matched at their beginning.
+Users can put text into kernel messages: the names of their processes at the beginning ("NAME[123]: segfault at"), and
+the names of their files later. So messages about processes are ignored, and critical messages are matched at their
+beginning.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class KernelLog:
     """The messages that the kernel still has.
 
     Attributes:
-        lines: their texts, oldest first, but for those about processes.
-        since_s: age of the machine, seconds, at the oldest; 0 when none was lost since boot.
+        lines: their texts, oldest first, without those about processes.
+        since_s: seconds from boot to the oldest message; 0 if none was lost since boot.
     """
 
     lines: tuple[str, ...]
@@ -115,10 +115,10 @@ def out_of_memory(node: CheckedNode) -> Finding:
 
 
 def read_kernel_log(node: CheckedNode) -> KernelLog:
-    """The kernel's ring buffer.
+    """Reads the kernel's ring buffer.
 
     Raises:
-        CannotObserve: it may not be read (dmesg_restrict, a container), or is not there.
+        CannotObserve: it does not exist, or may not be read (dmesg_restrict, a container).
     """
     path = node.path(_KMSG)
     try:
@@ -132,7 +132,7 @@ def read_kernel_log(node: CheckedNode) -> KernelLog:
     heads, lines = [], []
     for row in text.splitlines():
         head, semicolon, message = row.partition(";")
-        if semicolon and not row.startswith(" "):  # a line that begins with a space belongs to the record before it
+        if semicolon and not row.startswith(" "):  # a line that begins with a space continues the record before it
             heads.append(head.split(","))
             if not _OF_PROCESS.match(message):
                 lines.append(message)
@@ -141,14 +141,14 @@ def read_kernel_log(node: CheckedNode) -> KernelLog:
 
 
 def _records(descriptor: int) -> Iterator[bytes]:
-    """What there is to read now; each read of /dev/kmsg gives one record."""
+    """The available records; each read of /dev/kmsg gives one."""
     total = 0
     while total < _MAX_BYTES:
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # overwritten while we read; the next read goes on behind the gap
+        except BrokenPipeError:  # overwritten during the read; the next read continues after the gap
             continue
         if not data:
             return

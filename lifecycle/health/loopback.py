@@ -21,11 +21,11 @@ _LAST = re.compile(r"^\s*\S+\s+\d+\s+=?\d+\s+\S+\s+\S+\s+([\d.]+)\s+([\d.]+)\s",
 _RETRY_S = 0.1
 _TCP_PATIENCE_S = 8.0
 _EFA_PATIENCE_S = 3.5
-_ENOUGH_FAILED = 4  # each costs twice our patience, and a p5 has 32 interfaces
+_ENOUGH_FAILED = 4  # each takes twice the time limit, and a p5 has 32 interfaces
 
 
 class _Unread(CannotObserve):
-    """Both ends ended well, and what they said is not understood: that speaks against no interface."""
+    """Both ends succeeded, but their output is not understood. That does not count against the interface."""
 
 
 @check("tcp_loopback", Level.QUICK, limit_s=20.0)

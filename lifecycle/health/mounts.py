@@ -46,7 +46,7 @@ def network_mounts(node: CheckedNode) -> Finding:
     silent = []
     for mount in found:
         try:
-            # stat -f asks the server. It runs as a program of its own: a dead mount holds whoever asks.
+            # stat -f asks the server. It is a separate program, because a dead mount blocks every process that uses it.
             node.command("stat", "-f", "-c", "%T", "--", mount.at, timeout_s=_ANSWER_S)
         except CommandError as error:
             silent.append(f"{mount.at} ({mount.kind}): {error.reason}")
@@ -89,18 +89,18 @@ def _is_promise(mount: Mount) -> bool:
 
 
 def _is_of_user(mount: Mount) -> bool:
-    """Whether a user mounted it by FUSE: who serves it may hold root off, or never answer."""
+    """Whether a user has mounted it with FUSE. Its server may refuse root, or never answer."""
     return mount.kind.startswith("fuse") and any(
         option.startswith("user_id=") and option != "user_id=0" for option in mount.options
     )
 
 
 def _resolved(node: CheckedNode, place: str) -> str:
-    """Without the symbolic links that fstab may name it by; /proc/mounts knows none."""
+    """The path without symbolic links, as in /proc/mounts; fstab may have links."""
     root = os.path.realpath(node.root)
     return "/" + os.path.relpath(os.path.realpath(node.path(place)), root).removeprefix(".").lstrip("/")
 
 
 def _plain(name: str) -> str:
-    """Spaces and the like are written as octal numbers."""
+    """Decodes the octal numbers for spaces and similar characters."""
     return _ESCAPED.sub(lambda hit: chr(int(hit[1], 8)), name)

@@ -1,4 +1,4 @@
-"""Names: does the node find itself and those it has to talk to?"""
+"""Names: whether the node can resolve its own name and those of the hosts that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVLink and NVSwitch: are all links up, do they err, does the fabric manager run?"""
+"""NVLink and NVSwitch: whether all links are up and without errors, and the fabric manager runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lifecycle.health.pci import nvidia_gpus
 
 _GPU = re.compile(r"^GPU (\d+):")
 _LINK = re.compile(r"^\s*Link (\d+): (?:<inactive>|([\d.]+) GB/s)\s*$")
-_COUNTERS = {  # what NVML calls it -> what a finding does
+_COUNTERS = {  # NVML's name -> effect on the finding
     "NVML_NVLINK_ERROR_DL_REPLAY": "replay",
     "NVML_NVLINK_ERROR_DL_RECOVERY": "recovery",
     "NVML_NVLINK_ERROR_DL_CRC_FLIT": "crc",
@@ -27,7 +27,7 @@ def nvlink_state(node: CheckedNode) -> Finding:
         raise NotHere("no NVLink")
     cut = [gpu for gpu, found in links.items() if 0 < len(found) < max(map(len, links.values()))]
     few = node.expected and node.expected.nvlinks and max(map(len, links.values())) < node.expected.nvlinks
-    if cut or few:  # one that is down has a line too
+    if cut or few:  # links that are down have a line too
         raise CannotObserve(f"nvidia-smi nvlink -s: not all links of GPU {', '.join(cut or links)} have a line")
     up = {gpu: sum(1 for _, speed in found if speed) for gpu, found in links.items()}
     most = max(up.values())
@@ -78,7 +78,7 @@ def _ask(node: CheckedNode, option: str) -> str:
 
 
 def _error_counts(node: CheckedNode) -> list[tuple[int, int, str, int]]:
-    """GPU, link, kind and count of every error counter, by NVML; none where no GPU has NVLink."""
+    """GPU, link, kind and count of every error counter, from NVML; empty if no GPU has NVLink."""
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
     nvml = node.nvml()
@@ -99,7 +99,7 @@ def _error_counts(node: CheckedNode) -> list[tuple[int, int, str, int]]:
 
 
 def _by_gpu(text: str, line: re.Pattern[str]) -> dict[str, list[tuple[str, ...]]]:
-    """What a pattern finds below each "GPU n:" line."""
+    """The matches of a pattern below each "GPU n:" line."""
     found: dict[str, list[tuple[str, ...]]] = {}
     gpu = ""
     for row in text.splitlines():

@@ -1,4 +1,4 @@
-"""S3: does the bucket that jobs write to answer this node?"""
+"""S3: whether the bucket to which jobs write answers this node."""
 
 from __future__ import annotations
 

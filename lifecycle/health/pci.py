@@ -36,6 +36,6 @@ def _read(node: CheckedNode) -> dict[str, dict[str, str]]:
     for path in sorted(node.path("/sys/bus/pci/devices").glob("*")):
         try:
             devices[path.name] = {key: (path / key).read_text().strip() for key in ("vendor", "device", "class")}
-        except OSError:  # it went away
+        except OSError:  # the device was removed
             continue
     return devices

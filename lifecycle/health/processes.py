@@ -16,7 +16,7 @@ _BETWEEN_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLine:
-    """A line of /proc/<pid>/stat: who, and the state's letter."""
+    """A line of /proc/<pid>/stat: the process, and the letter of its state."""
 
     pid: int
     name: str
@@ -50,12 +50,12 @@ def stuck_processes(node: CheckedNode) -> Finding:
 
 
 def read_processes(node: CheckedNode) -> list[ProcessLine]:
-    """All processes there are."""
+    """All processes."""
     found = []
     for path in node.path("/proc").glob("[0-9]*/stat"):
         try:
             hit = _STAT.match(path.read_text(errors="replace"))
-        except OSError:  # it ended
+        except OSError:  # the process has ended
             continue
         if hit:
             found.append(ProcessLine(pid=int(hit[1]), name=hit[2], state=hit[3]))

@@ -33,11 +33,11 @@ def record(directory: Path, runner: CommandRunner = run) -> list[str]:
     """Writes one file for each command and file that this machine has.
 
     Args:
-        directory: made where it is missing.
+        directory: created if it is missing.
         runner: replaced in tests.
 
     Returns:
-        A line for each: what was written, or why not.
+        A line for each: the result, or why it was not recorded.
     """
     directory.mkdir(parents=True, exist_ok=True)
     told = []

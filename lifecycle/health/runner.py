@@ -59,7 +59,7 @@ def _rounds(checks: Sequence[Check]) -> list[list[list[Check]]]:
 
 @dataclass(kw_only=True)
 class _Child:
-    """A process that runs the checks of one family; it writes a line for each."""
+    """A process that runs the checks of one family. It writes a line for each check."""
 
     pid: int
     pipe: int
@@ -73,7 +73,7 @@ class _Child:
 
 
 class _Round:
-    """Some families side by side."""
+    """Some families that run in parallel."""
 
     def __init__(self, node: CheckedNode, end_s: float, budget_s: float) -> None:
         self._node = node

@@ -71,6 +71,6 @@ class Settings:
         Raises:
             UsageError: the file cannot be read, or something in it is not valid.
         """
-        from lifecycle.settings.validation import validated  # here: runners import this, and read no file
+        from lifecycle.settings.validation import validated  # here, because runners import this but read no file
 
         return validated(cls, read_settings(path), source=str(path))

@@ -1,4 +1,4 @@
-"""A process and all that it has started, killed together: tools run in sessions of their own."""
+"""Kills a process and all its descendants, including tools in sessions of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process and its descendants. Each is stopped first: one that still ran could start another unseen."""
+    """Kills a process and its descendants. Each is stopped first, because a running one could start another unseen."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(ProcessLookupError):
@@ -21,7 +21,8 @@ def kill_tree(pid: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Of all threads; empty where the kernel does not tell (CONFIG_PROC_CHILDREN), or the process has ended."""
+    """The children of all threads; empty if the kernel does not list them (CONFIG_PROC_CHILDREN), or the process has
+    ended."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -92,7 +92,7 @@ class Verdict:
             OSError: it could not be written; the older file is unchanged.
         """
         verdict = self
-        with contextlib.suppress(OSError, ValueError):  # none, or none that can be trusted
+        with contextlib.suppress(OSError, ValueError):  # there is no older file, or it cannot be trusted
             older = read_verdict(path)
             if (older.boot_id, older.node) == (self.boot_id, self.node):
                 verdict = self.after(older, whole)
@@ -129,7 +129,7 @@ def read_verdict(path: Path) -> Verdict:
 
 
 def boot_id(node: CheckedNode) -> str:
-    """The kernel's random name of this boot; empty where it cannot be read."""
+    """The kernel's random id of this boot; empty if it cannot be read."""
     try:
         return node.read("/proc/sys/kernel/random/boot_id").strip()
     except OSError:
