@@ -25,7 +25,6 @@ MODULES = (
     "members", "nodes", "recovery", "replay", "requests", "resize", "stages", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
-BATCH = 100
 
 
 def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -125,13 +124,13 @@ def _run_mutant(folder: str, schedules: int) -> int:
 
     launcher.__path__.insert(0, folder)
     from simulation import campaign  # the core is imported with it
+    from simulation.schedule import draw
 
     campaign.LONGEST_S = 5.0
-    for first in range(FIRST_SEED, FIRST_SEED + schedules, BATCH):
-        failures = campaign.run_seeds(range(first, first + BATCH)).failures
-        if failures:
-            verdict = {"rule": failures[0].rule, "after": (failures[0].seed or 0) - FIRST_SEED + 1}
-            print(json.dumps(verdict))
+    for seed in range(FIRST_SEED, FIRST_SEED + schedules):
+        failure = campaign.run_one(draw(seed))
+        if failure is not None:
+            print(json.dumps({"rule": failure.rule, "after": seed - FIRST_SEED + 1}))
             return 0
     print(json.dumps({"rule": None, "after": schedules}))
     return 0
