@@ -1,9 +1,11 @@
-"""Effective training time ratio of a large job by its number of spares and the cadence of its saves, simulated.
+"""Effective training time ratio (ETTR) of a large job, by its number of spares and the cadence of its saves, simulated.
 
 The simulator of tests/simulation runs the real decision core for `--days` of a job of `--nodes` nodes. Failures come at
 the rate of Llama 3's training (419 interruptions in 54 days on 16,384 GPUs, so 2,048 nodes), split as its authors do:
 about three in four cost a node, the others a process. Every so often a switch takes `SWITCH_NODES` nodes at once. A
 node is repaired after some hours and is Slurm's again. ETTR is the time of the steps that were kept over all time.
+The second table has what each rung costs in the simulation, from the fault to the next step. docs/measurements.md has
+what it costs on a real Slurm.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from plot import line_chart
 from rich.console import Console
@@ -34,77 +40,113 @@ REPAIR_S = 4 * 3600.0
 NEVER_DONE = 10**7
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One simulated run.
+
+    Attributes:
+        cadence_s: seconds of training between two saves.
+        stall_s: for how long training waits in a save.
+    """
+
+    nodes: int
+    days: float
+    spares: int
+    cadence_s: float
+    stall_s: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of it.
+
+    Attributes:
+        costs_s: of each rung, the seconds from each fault to the next step.
+        given_up_s: training time of committed steps that were lost.
+    """
+
+    case: Case
+    faults: int
+    costs_s: dict[str, list[float]]
+    given_up_s: float
+    ettr: float
+    took_s: float
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="ettr", description=__doc__)
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--spares", type=int, nargs="+", default=[0, 4, 16, 32])
     parser.add_argument("--cadence", type=float, nargs="+", default=[60.0, 300.0, 1800.0], help="seconds")
+    parser.add_argument("--stall", type=float, default=0.1, help="seconds for which training waits in each save")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=None, help="processes; all cores by default")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="draw ETTR by cadence, a line for each number of spares"
     )
     given = parser.parse_args()
-    lines: dict[str, list[tuple[float, float]]] = {}
-    table = Table(title=f"ETTR of {given.nodes} nodes over {given.days:g} days")
-    for name in ("spares", "cadence s", "failures", "requeues", "committed steps lost s", "ETTR", "run s"):
-        table.add_column(name, justify="right")
-    for spares in given.spares:
-        for cadence_s in given.cadence:
-            ettr, row = _row(given.nodes, given.days, spares, cadence_s, given.seed)
-            table.add_row(*row)
-            lines.setdefault(f"{spares} spares", []).append((cadence_s, ettr))
-            print(*row, flush=True)
-    Console().print(table)
+    cases = [
+        Case(
+            nodes=given.nodes, days=given.days, spares=spares, cadence_s=cadence, stall_s=given.stall, seed=given.seed
+        )
+        for spares in given.spares
+        for cadence in given.cadence
+    ]
+    with ProcessPoolExecutor(given.jobs) as pool:
+        results = list(pool.map(run, cases))
+    _print(results)
     if given.plot is not None:
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for result in results:
+            lines.setdefault(f"{result.case.spares} spares", []).append((result.case.cadence_s, result.ettr))
         title = f"{given.nodes} nodes, {given.days:g} days, Llama 3's rate of failures"
         line_chart(given.plot, lines, title=title, x_label="seconds between saves", y_label="ETTR", is_log_x=True)
     return 0
 
 
-def _row(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> tuple[float, list[str]]:
+def run(case: Case) -> Result:
     begun_s = time.monotonic()
-    schedule = failures(nodes, days, spares, cadence_s, seed)
-    world = World(schedule, checks=False)
+    world = World(failures(case), checks=False)
     world.start()
-    end_s = days * DAY_S
+    end_s = case.days * DAY_S
     world.clock.run(end_s, lambda: world.outcome is not None)
     if world.outcome is not None:
         raise SystemExit(f"the job ended at {world.clock.now:.0f} s: {world.outcome}")
-    kept_s = world.invariants.newest_step / CHUNK_STEPS * cadence_s
-    requeues = world.rungs["requeue"]
-    ettr = kept_s / end_s
-    row = [
-        str(spares),
-        f"{cadence_s:g}",
-        str(len(world.injected)),
-        str(requeues),
-        f"{world.lost_steps / CHUNK_STEPS * cadence_s:.0f}",
-        f"{ettr:.4f}",
-        f"{time.monotonic() - begun_s:.0f}",
-    ]
-    return ettr, row
+    costs_s: dict[str, list[float]] = {}
+    for rung, cost_s in _recoveries(world.folder.events):
+        costs_s.setdefault(rung, []).append(cost_s)
+    return Result(
+        case=case,
+        faults=len(world.injected),
+        costs_s=costs_s,
+        given_up_s=world.lost_steps / CHUNK_STEPS * case.cadence_s,
+        ettr=world.invariants.newest_step / CHUNK_STEPS * case.cadence_s / end_s,
+        took_s=time.monotonic() - begun_s,
+    )
 
 
-def failures(nodes: int, days: float, spares: int, cadence_s: float, seed: int) -> Schedule:
+def failures(case: Case) -> Schedule:
     """Failures from rates."""
-    rng = random.Random(seed)
+    rng = random.Random(case.seed)
     faults: list[Fault] = []
-    for rate, draw in ((INTERRUPTIONS_A_NODE_S * nodes, _one), (1 / SWITCH_EVERY_S, _switch)):
+    nodes = case.nodes + case.spares
+    for rate, draw in ((INTERRUPTIONS_A_NODE_S * case.nodes, _one), (1 / SWITCH_EVERY_S, _switch)):
         at_s = rng.expovariate(rate)
-        while at_s < days * DAY_S:
-            faults += draw(rng, round(at_s, 2), nodes + spares)
+        while at_s < case.days * DAY_S:
+            faults += draw(rng, round(at_s, 2), nodes)
             at_s += rng.expovariate(rate)
     setup = Setup(
-        seed=seed,
-        nodes=nodes,
-        spares=spares,
-        least=nodes,
-        extra=max(64, nodes // 8),
+        seed=case.seed,
+        nodes=case.nodes,
+        spares=case.spares,
+        least=case.nodes,
+        extra=max(64, case.nodes // 8),
         chunks=NEVER_DONE,
-        chunk_s=cadence_s,
+        chunk_s=case.cadence_s + case.stall_s,
         jitter=0.0,
-        shared_every=max(1, round(1800.0 / cadence_s)),
+        shared_every=max(1, round(1800.0 / case.cadence_s)),
         reports=1,
     )
     return Schedule(setup, tuple(faults))
@@ -120,6 +162,46 @@ def _switch(rng: random.Random, at_s: float, nodes: int) -> list[Fault]:
     first = rng.randrange(max(1, nodes - SWITCH_NODES))
     count = min(SWITCH_NODES, nodes)
     return [Fault("node_crashes", at_s, node=first + index, lasts_s=REPAIR_S, flag=1) for index in range(count)]
+
+
+def _recoveries(events: list[dict]) -> Iterator[tuple[str, float]]:
+    """Each recovery's rung, and its seconds from the fault to the next step."""
+    fault_s, rung = None, ""
+    for event in events:
+        name = event["event"]
+        if name == "fault" and fault_s is None:
+            fault_s = event["time"] - (event.get("detect") or 0.0)
+        elif name == "attempt_start":
+            rung = event["rung"]
+        elif name == "first_step" and fault_s is not None:
+            yield rung, event["time"] - fault_s
+            fault_s = None
+
+
+def _print(results: list[Result]) -> None:
+    case = results[0].case
+    table = Table(title=f"ETTR of {case.nodes} nodes over {case.days:g} days")
+    for name in ("spares", "cadence s", "failures", "requeues", "commits given up s", "ETTR", "run s"):
+        table.add_column(name, justify="right")
+    costs_s: dict[str, list[float]] = {}
+    for result in results:
+        table.add_row(
+            str(result.case.spares),
+            f"{result.case.cadence_s:g}",
+            str(result.faults),
+            str(len(result.costs_s.get("requeue", ()))),
+            f"{result.given_up_s:.0f}",
+            f"{result.ettr:.4f}",
+            f"{result.took_s:.0f}",
+        )
+        for rung, found in result.costs_s.items():
+            costs_s.setdefault(rung, []).extend(found)
+    costs = Table(title="from the fault to the next step")
+    for name in ("rung", "recoveries", "median s", "longest s"):
+        costs.add_column(name, justify="right")
+    for rung, found in sorted(costs_s.items()):
+        costs.add_row(rung, str(len(found)), f"{median(found):.1f}", f"{max(found):.1f}")
+    Console().print(table, costs)
 
 
 if __name__ == "__main__":

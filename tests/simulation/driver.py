@@ -487,7 +487,7 @@ class Driver:
         self.world.invariants.ends(self, command)
         if self.group is not None:
             self.group.kill()
-        for node in {*self.world.job_nodes, *self.links.links}:
+        for node in dict.fromkeys((*self.world.job_nodes, *self.links.links)):
             self.links.dismiss(node, forget=command.outcome != "stopped")
         if self.world.slurm.is_answering:
             self.world.boosters.end_all(30.0)

@@ -59,9 +59,10 @@ class Host:
 
     def hold(self, step: int, nodes: tuple[str, ...]) -> None:
         """Keeps its shard of a committed step, and the newest one before."""
-        self.memory[step] = nodes
-        for old in sorted(self.memory)[:-KEPT_STEPS]:
-            del self.memory[old]
+        memory = self.memory
+        memory[step] = nodes
+        while len(memory) > KEPT_STEPS:
+            del memory[min(memory)]
 
     def crash(self, *, closes: bool) -> None:
         """Everything on it is gone, its memory too.

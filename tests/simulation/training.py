@@ -105,13 +105,16 @@ class Training:
         if self.hung is not None or self.pause_kind:
             return False
         reaches, first = self.world.network.reaches, None
-        for name in self.nodes:
-            runner = self._runners.get(name)
-            if runner is None or runner.training is not self or not runner.works or runner.host.is_frozen:
+        is_whole = not self.world.network.cuts
+        for runner in map(self._runners.get, self.nodes):
+            if runner is None or runner.training is not self or not runner.works:
+                return False
+            host = runner.host
+            if host.is_frozen or not host.is_up:
                 return False
             if first is None:
-                first = runner.host
-            elif not reaches(first, runner.host):
+                first = host
+            elif not is_whole and not reaches(first, host):
                 return False
         return True
 
