@@ -88,9 +88,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     cases = [
-        Case(
-            nodes=given.nodes, days=given.days, spares=spares, cadence_s=cadence, stall_s=given.stall, seed=given.seed
-        )
+        Case(nodes=given.nodes, days=given.days, spares=spares, cadence_s=cadence, stall_s=given.stall, seed=given.seed)
         for spares in given.spares
         for cadence in given.cadence
     ]
@@ -148,6 +146,7 @@ def failures(case: Case) -> Schedule:
         jitter=0.0,
         shared_every=max(1, round(1800.0 / case.cadence_s)),
         reports=1,
+        hang_timeout_s=0.0,  # the simulated workers tell their steps at each save alone
     )
     return Schedule(setup, tuple(faults))
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
+MOST_PROBLEMS = 16  # agents that report a loss as a problem: none of thousands tells more than another
+
+
 class AgentGroup:
     """Agents of one generation.
 
@@ -144,12 +147,13 @@ class AgentGroup:
                 self._leave(host)
                 del self._hosts[name]
         if are_missed:
-            for name in self.nodes:
+            for index, name in enumerate(self.nodes):
                 runner = self._runner(name)
                 if runner is not None and name not in self._released:
-                    what = {"what": "another agent does not answer"}
-                    missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
-                    self.world.clock.after(0.0, runner.report, missed)
+                    if index < MOST_PROBLEMS:
+                        what = {"what": "another agent does not answer"}
+                        missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
+                        self.world.clock.after(0.0, runner.report, missed)
                     reason = "the checkpoint agent ended"
                     lost = AgentLost(node=name, attempt=self.number, generation=self.generation, reason=reason)
                     self.world.clock.after(self.world.delay(0.0, 0.1), runner.report, lost)

@@ -84,13 +84,12 @@ class Links:
         self._awaited_s = self._world.clock.now
         self._tick_at(self._awaited_s + SUSPECT_S)
 
-    def changed(self) -> None:
+    def changed(self, link: Link) -> None:
         """A runner has fallen silent, or is heard again."""
         self._tick_at(self._world.clock.now)
-        for link in self.links.values():
-            if link.silent_up_s is not None:
-                self._tick_at(link.silent_up_s + SUSPECT_S)
-                self._tick_at(link.silent_up_s + SILENCE_S)
+        if link.silent_up_s is not None:
+            self._tick_at(link.silent_up_s + SUSPECT_S)
+            self._tick_at(link.silent_up_s + SILENCE_S)
 
     def woke(self, slept_s: float) -> None:
         """The supervisor did not run: what came meanwhile has not been read yet."""
@@ -102,7 +101,9 @@ class Links:
                 if link.silent_up_s is not None:
                     link.silent_up_s = min(now_s, link.silent_up_s + slept_s)
             self._driver.put(StoodStill(seconds=slept_s))
-        self.changed()
+        self._tick_at(now_s)
+        for link in self.links.values():
+            self.changed(link)
 
     def abort(self) -> None:
         """Drops every connection."""

@@ -115,7 +115,7 @@ class Link:
         if up is not self._flows_up:
             self._flows_up = up
             self.silent_up_s = None if up else world.clock.now - world.rng.random() * _HEARTBEAT_S
-            driver.links.changed()
+            driver.links.changed(self)
         down = path_down and driver.is_awake and self.is_open_down
         if down is not self._flows_down:
             self._flows_down = down

@@ -466,7 +466,7 @@ class Runner:
             self.link.close_up()
         if self.allocation != BASE:
             self.world.boosters.runner_left(self.host)
-        self.world.changed()
+        self.world.changed(self)
 
     def _end_work(self, spares: int | None = None) -> None:
         """Ends the workers and the node's agents, but for those of an attempt."""

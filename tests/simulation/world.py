@@ -251,20 +251,23 @@ class World:
 
     # The world.
 
-    def changed(self) -> None:
-        """Something that others see has changed."""
+    def changed(self, runner: Runner | None = None) -> None:
+        """Something that others see has changed: of this runner, where one is given."""
+        is_alone = runner is not None and not self.checks  # among thousands nobody else is looked at
         for link in list(self.links):
-            link.update()
-        self.poke()
+            if not is_alone or link.runner is runner:
+                link.update()
+        self.poke(of_one=is_alone)
 
-    def poke(self) -> None:
-        """Whoever waits for something looks again."""
+    def poke(self, *, of_one: bool = False) -> None:
+        """Whoever waits for something looks again; but for other runners, where one runner has gone."""
         for driver in list(self.drivers):
             driver.noted_freeze()
         self.folder.update_lease()
-        for host in self.hosts.values():
-            if host.runner is not None:
-                host.runner.look_soon()
+        if not of_one:
+            for host in self.hosts.values():
+                if host.runner is not None:
+                    host.runner.look_soon()
         for standby in list(self.standbys):
             standby.look()
         if self.slurm.script is not None:
