@@ -26,11 +26,12 @@ class AgentGroup:
         nodes, everywhere: those that train; the holders too.
         ordered_s: since when the supervisor lets them end; None before that.
         released_s: since when all of them may end.
+        down_s: since when they are gone.
         launcher: the supervisor whose process waits for them; None where none does.
     """
 
     __slots__ = (
-        "_hosts", "_released", "everywhere", "generation", "is_over", "is_up", "launcher", "nodes", "number",
+        "_hosts", "_released", "down_s", "everywhere", "generation", "is_over", "is_up", "launcher", "nodes", "number",
         "ordered_s", "released_s", "world",
     )  # fmt: skip
 
@@ -46,6 +47,7 @@ class AgentGroup:
         self._released: set[str] = set()
         self.ordered_s: float | None = None
         self.released_s: float | None = None
+        self.down_s: float | None = None
         world.agents[number, generation] = self
         slow = 10.0 if world.setup.is_slow else 1.0
         world.clock.after(world.delay(0.1, 0.4) * slow + world.agents_late_s, self._launch)
@@ -161,6 +163,7 @@ class AgentGroup:
 
     def _end(self, reason: str = "") -> None:
         self.is_over, self.is_up = True, False
+        self.down_s = self.world.clock.now if self.down_s is None else self.down_s
         if self.launcher is not None:
             ended = AgentsEnded(attempt=self.number, generation=self.generation, reason=reason)
             self.world.clock.after(self.world.delay(0.0, 0.1), self.launcher.put, ended)

@@ -94,6 +94,10 @@ class EventRules:
         before, is_moved = self._nodes, self._is_moved
         if number != self._number + 1:
             return f"attempt {number} after {self._number}"
+        if not is_moved and len(nodes) == len(before):
+            moved = [node for index, node in enumerate(before) if node in nodes and nodes.index(node) != index]
+            if moved:
+                return f"{moved} change their places from {before} to {nodes}"
         if self._faults and not self.last_outcome:  # a take-over came before its end
             self._judge()
         self._number, self._nodes, self._runs, self._is_moved = number, nodes, True, False
@@ -147,6 +151,8 @@ class EventRules:
         if number is not None and (number != self._number or not self._runs):
             return f"a fault of attempt {number}, which does not run"
         if number is not None:
+            if event["kind"] == "agent_lost" and "restore" in self._once:
+                return f"agents of attempt {number} do not come up, and it has restored"
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED:
             self._unbegun += 1

@@ -23,16 +23,18 @@ from launcher.core.inputs import (
     AllocationState,
     CancelAsked,
     FabricMissed,
+    NodeWarm,
     Reported,
     Requeued,
     ScaleAsked,
     TerminationExplained,
     TimerFired,
 )
-from launcher.core.members import Phase
+from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
+from launcher.core.requests import BATCH_SCRIPT_LOST
 from launcher.core.stages import TRAINED_GRACE_S
-from launcher.core.state import AttemptPhase, BoosterPhase, Requests, Stage, State
+from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from simulation.event_rules import EventRules
 from simulation.successor import differences
 from simulation.training import CHUNK_STEPS
@@ -52,6 +54,9 @@ IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what
 NOTICED_S = 20.0  # two looks at the boosters
 _END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
 _MOST_SERVED = 3  # commits of an attempt while others hold something for it
+_AT_WORK = (AttemptPhase.RECORDING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+UNNOTICED_S = 5.0  # that agents are lost
+LATE_S = 150.0  # until a booster without runners, or with a broken node, is given back
 _SPIN = 200  # decisions in one instant
 
 # What must have happened for a node to be out with such a reason: to that node, or anywhere.
@@ -133,7 +138,9 @@ _HIDES_BOOSTERS = frozenset((
 ))  # fmt: skip
 _HARMLESS_TO_BOOSTERS = frozenset((
     "booster_preempted", "booster_ends", "booster_killed", "boosters_wait", "boosters_start", "stranger_joins",
+    "boosters_late", "sbatch_late", "scale",
 ))  # fmt: skip
+_OF_A_NODE = frozenset(("node_freezes", "node_crashes", "link_breaks", "runner_killed"))
 _DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric")
 
 
@@ -245,6 +252,8 @@ class Invariants:
             if kind is SetTimer:
                 if command.at_s is not None and command.at_s < driver.now_s - 100.0:
                     raise Violation("no spinning", f"a timer {driver.now_s - command.at_s:.0f} s in the past")
+            elif kind is Record:
+                self._check_record(driver, before, command)
             elif kind is Send:
                 if command.order is Order.KILL:
                     self._to_kill.update((node, command.attempt) for node in command.nodes)
@@ -261,7 +270,7 @@ class Invariants:
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
         self._check_durations(driver, before)
-        if type(message) in (Reported, FabricMissed, ScaleAsked):
+        if type(message) in (Reported, FabricMissed, ScaleAsked, NodeWarm):
             self._check_heard(driver, before, message, todo)
         if self._world.setup.boosters:
             self._check_boosters(driver, before)
@@ -270,8 +279,10 @@ class Invariants:
                 self._check_use(driver)
         if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
             raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
-        is_unset = state.timer_s is None and before.timer_s is not None and type(message) is not TimerFired
-        if is_unset and not any(type(command) is SetTimer for command in todo):
+        set_s = next((command.at_s for command in reversed(todo) if type(command) is SetTimer), None)
+        is_set = any(type(command) is SetTimer for command in todo)
+        expected_s = set_s if is_set else None if type(message) is TimerFired else before.timer_s
+        if state.timer_s != expected_s:
             raise Violation("no lost timer", "the state's timer differs from the driver's")
 
     def _check_durations(self, driver: Driver, before: State) -> None:
@@ -299,6 +310,15 @@ class Invariants:
                 if lasted_s > STOP_S:
                     raise Violation("nothing waits for nothing", f"ranks stop after {lasted_s:.1f} s")
 
+    def _check_record(self, driver: Driver, before: State, command: Record) -> None:
+        """What is decided is decided in time."""
+        state, attempt, fields = driver.state, before.attempt, command.fields
+        if command.event == "resize" and (attempt is None or attempt.phase not in _AT_WORK):
+            raise Violation("an attempt that ends is left alone", f"{dict(fields)} in {attempt and attempt.phase}")
+        is_lost = command.event == "stop_requested" and fields["reason"] == BATCH_SCRIPT_LOST
+        if is_lost and state.requeue is RequeuePhase.NONE and not state.requests.is_cancelled:
+            raise Violation("a lost batch script is requeued at once", f"{dict(fields)}")
+
     def _check_heard(self, driver: Driver, before: State, message: Any, todo: Any) -> None:
         """What is only to be recorded is, and a wish for another size."""
         if type(message) is ScaleAsked:
@@ -306,6 +326,12 @@ class Invariants:
             if driver.state.history.scale != size and before.stage is not Stage.ENDED:
                 raise Violation("what is asked is known", f"{size} nodes: {driver.state.history.scale} are wanted")
             self._scaled_s = self._world.clock.now
+            return
+        if type(message) is NodeWarm:
+            member = before.members.table.get(message.node)
+            is_news = member is not None and is_usable(member) and not member.is_warm
+            if is_news and not any(type(each) is Record and each.event == "node_ready" for each in todo):
+                raise Violation("what nodes report is recorded", f"{message}: {todo}")
             return
         attempt = before.attempt
         if attempt is None or attempt.number != message.attempt or not attempt.is_running:
@@ -421,6 +447,8 @@ class Invariants:
         name = event["event"]
         if name == "problem" and "common step boundary" in event["what"]:
             self._check_stop(event)
+        if name in ("resize", "holders_released"):
+            self._check_agents(event)
         if name in ("attempt_start", "agents_lost", "agents_back", "resize", "stop_requested"):
             self._served = 0
         elif name == "commit" and event["tier"] == "memory":
@@ -434,6 +462,18 @@ class Invariants:
             took_s = self._world.clock.now - self._fault_s
             self._world.worst_recovery_s = max(self._world.worst_recovery_s, took_s)
             self._fault_s = None
+
+    def _check_agents(self, event: dict[str, Any]) -> None:
+        """An attempt that is to grow, or to let its holders go, can save."""
+        world = self._world
+        groups = [group for (number, _), group in world.agents.items() if number == event["attempt"]]
+        if world.kinds - _QUICK or not groups or event.get("reason", "more nodes are there") != "more nodes are there":
+            return
+        down_s = groups[-1].down_s
+        if down_s is not None and world.clock.now - down_s > UNNOTICED_S:
+            raise Violation(
+                "an attempt that makes way can save", f"{event}, and its agents are gone since {down_s:.0f} s"
+            )
 
     def _check_holders(self) -> None:
         """Nodes that hold what nobody needs any more are let go."""
@@ -625,9 +665,11 @@ class Invariants:
     def _check_use(self, driver: Driver) -> None:
         """A booster that was there for long trains, or was sent away."""
         world = self._world
-        if world.kinds - _HARMLESS_TO_BOOSTERS - {"scale"} or world.setup.skips or not world.setup.heeds_stop:
+        if world.kinds - _HARMLESS_TO_BOOSTERS - _OF_A_NODE or world.setup.skips or not world.setup.heeds_stop:
             return
-        patience_s = world.setup.settle_s + 4 * world.setup.chunk_s + IDLE_S
+        if any(world.touched.get(node, frozenset()) & _OF_A_NODE for node in world.job_nodes):
+            return
+        patience_s = max(LATE_S, world.setup.settle_s + 4 * world.setup.chunk_s + IDLE_S)
         if world.setup.is_slow:
             patience_s += SLOW_S
         running = world.boosters.running()

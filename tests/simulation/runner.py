@@ -41,6 +41,14 @@ STAGGER_S = 2.0
 MEETING_S = 1.0
 MAX_TURN = 8
 _KEPT = (WorkersStarted, FirstStep, AgentLost, AgentEnded, WorkersEnded, Restored, AgentsRejoined, Committed)
+# A rank's stack: in a collective; and at fault: elsewhere, stopped, without an answer, or a step behind the others.
+_WAITS: dict[str, Any] = {"state": "S", "boundary": 2, "frames": ("all_reduce (/torch/distributed/c10d.py:1)",)}
+_HANGS: tuple[dict[str, Any], ...] = (
+    _WAITS | {"frames": ("wait (script.py:9)",)},
+    _WAITS | {"state": "T"},
+    _WAITS | {"frames": ()},
+    _WAITS | {"boundary": 1},
+)
 _TRACE = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: wrong shape'
 
 
@@ -387,9 +395,9 @@ class Runner:
             training.resume()
         if hung == self.host.name and self.world.is_dump_silent:
             return
-        frames = ("wait (script.py:9)",) if hung == self.host.name else ("all_reduce (/torch/distributed/c10d.py:1)",)
+        look = _HANGS[(self.world.setup.seed + attempt) % len(_HANGS)] if hung == self.host.name else _WAITS
         rank = training.nodes.index(self.host.name) if training is not None else 0
-        stack = RankStack(rank=rank, node=self.host.name, state="S", boundary=1, frames=frames)
+        stack = RankStack(rank=rank, node=self.host.name, **look)
         taken = StacksTaken(node=self.host.name, attempt=attempt, stacks=(stack,))
         self.world.clock.after(self.world.delay(0.1, 3.0), self.report, taken)
 
