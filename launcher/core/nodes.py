@@ -121,13 +121,12 @@ def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
 
 
 def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
-    if given.is_isolated and not turn.state.is_isolated:
+    turn.set(is_isolated=given.is_isolated)
+    if given.is_isolated:
         turn.do(LetGo())
         turn.set_agents(has_launcher=False)
-    if given.is_isolated != turn.state.is_isolated:
-        turn.set(is_isolated=given.is_isolated)
-        if not given.is_isolated:
-            attempt_reports.on_isolation_ended(turn)
+    else:
+        attempt_reports.on_isolation_ended(turn)
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:

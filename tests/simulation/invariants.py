@@ -10,6 +10,7 @@ from launcher.core.commands import (
     AdoptAgents,
     EndAllocation,
     EndJob,
+    LetGo,
     Order,
     Record,
     Requeue,
@@ -23,6 +24,7 @@ from launcher.core.inputs import (
     AllocationState,
     CancelAsked,
     FabricMissed,
+    IsolationChanged,
     NodeWarm,
     Reported,
     Requeued,
@@ -54,8 +56,10 @@ IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what
 NOTICED_S = 20.0  # two looks at the boosters
 _END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
 _MOST_SERVED = 3  # commits of an attempt while others hold something for it
-_AT_WORK = (AttemptPhase.RECORDING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
-UNNOTICED_S = 5.0  # that agents are lost
+_AT_WORK = (
+    AttemptPhase.RECORDING, AttemptPhase.RETURNING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING,
+)  # fmt: skip
+UNNOTICED_S = 3.5  # that agents are lost
 LATE_S = 150.0  # until a booster without runners, or with a broken node, is given back
 _SPIN = 200  # decisions in one instant
 
@@ -122,7 +126,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.FINDING_CAUSE: 0.6,
     AttemptPhase.EXPLAINING: 1.0,
     AttemptPhase.SETTLING: 0.5,
-    AttemptPhase.RELEASING: 4.0,
+    AttemptPhase.RELEASING: 30.0,  # agents may be coming up
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
     AttemptPhase.LOOKING: 0.5,
 }
@@ -243,6 +247,10 @@ class Invariants:
             self._check_members(driver)
         if state.history is not before.history:
             self._check_records(driver, todo)
+        if type(message) is IsolationChanged and before.stage is not Stage.ENDED:
+            lets_go = any(type(command) is LetGo for command in todo)
+            if lets_go is not message.is_isolated:
+                raise Violation("who is cut off lets go", f"{message}: {todo}")
         if type(message) is Requeued:
             self._asks_requeue.discard(driver.term)
             if message.error is None:
@@ -469,8 +477,10 @@ class Invariants:
         groups = [group for (number, _), group in world.agents.items() if number == event["attempt"]]
         if world.kinds - _QUICK or not groups or event.get("reason", "more nodes are there") != "more nodes are there":
             return
-        down_s = groups[-1].down_s
-        if down_s is not None and world.clock.now - down_s > UNNOTICED_S:
+        if any(group.is_up for group in groups):
+            return
+        down_s = max((group.down_s for group in groups if group.down_s is not None), default=0.0)
+        if world.clock.now - down_s > UNNOTICED_S:
             raise Violation(
                 "an attempt that makes way can save", f"{event}, and its agents are gone since {down_s:.0f} s"
             )
@@ -667,6 +677,8 @@ class Invariants:
         world = self._world
         if world.kinds - _HARMLESS_TO_BOOSTERS - _OF_A_NODE or world.setup.skips or not world.setup.heeds_stop:
             return
+        if world.setup.booster_nodes > 1 and world.kinds & _OF_A_NODE:
+            return  # what is left of a booster trains, or waits for its end
         if any(world.touched.get(node, frozenset()) & _OF_A_NODE for node in world.job_nodes):
             return
         patience_s = max(LATE_S, world.setup.settle_s + 4 * world.setup.chunk_s + IDLE_S)

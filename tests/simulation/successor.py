@@ -28,7 +28,8 @@ def _of_nodes(state: State, history: History) -> Iterator[str]:
     for node, why in history.out.items():
         if node in state.members and state.members[node].phase not in (Phase.OUT, Phase.RETURNING):
             yield f"{node} is out by the events, and {state.members[node].phase.value}"
-        if node in state.members and state.members[node].is_environment is not why.is_environment:
+        is_known = node in state.members and not why.is_lost  # what is only lost says again that it is broken
+        if is_known and state.members[node].is_environment is not why.is_environment:
             yield f"{node} is out, environment={why.is_environment} by the events"
     if history.step is not None and (state.step is None or state.step < history.step):
         yield f"step {history.step} by the events, {state.step} is known"

@@ -49,7 +49,7 @@ def _renumbers_attempts(state: Any, given: Any, now_s: float) -> Any:
 
 
 BROKEN = {
-    "loses its timers": (without(SetTimer), "liveness"),
+    "loses its timers": (without(SetTimer), "no lost timer"),
     "kills no workers": (without(Send, lambda command: command.order is Order.KILL), "out for a true reason"),
     "records nothing lost": (without(Record, lambda command: command.event == "node_out"), "replay gives the state"),
     "never settles": (without(Settle), "liveness"),
