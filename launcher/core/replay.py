@@ -320,7 +320,7 @@ def _commit(history: History, event: Event) -> History:
 
 def _own_checkpoint(history: History, event: Event) -> History:
     gains, modified_s = history.gains, event["modified"]
-    if gains.file_s is None:  # its state before the first attempt
+    if gains.file_s is None and not history.next_attempt:  # its state before the first attempt
         gains = replace(gains, file_at_fault_s=modified_s)
     return replace(history, gains=replace(gains, file_s=max(gains.file_s or 0.0, modified_s)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.core import agent_world
 from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
+from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Attempt, AttemptPhase
 from launcher.core.turn import Turn
 
@@ -47,7 +48,8 @@ def confirm_killed(turn: Turn) -> None:
     for node in left:
         turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
     _report_unsaved_stop(turn)
-    if attempt.outcome == "fault" and turn.state.job.names_own_checkpoints:
+    is_judged = attempt.outcome == "fault" or turn.state.requests.stop == TIME_LIMIT  # by what it has gained
+    if is_judged and turn.state.job.names_own_checkpoints:
         turn.do(LookAtOwnCheckpoints())
         turn.enter_phase(AttemptPhase.LOOKING)
     else:

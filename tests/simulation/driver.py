@@ -44,9 +44,9 @@ class Driver:
     """
 
     __slots__ = (
-        "_ask_s", "_batch", "_frozen_s", "_inbox", "_is_busy", "_is_flushing", "_is_frozen", "_is_noticing", "_skew_s",
-        "_standby", "_timer", "_unwritten", "group", "host", "is_alive", "is_done", "is_ending", "is_listening", "job",
-        "links", "log", "started_s", "state", "term", "timer_late_s", "world",
+        "_ask_s", "_batch", "_frozen_s", "_inbox", "_is_busy", "_is_flushing", "_is_frozen", "_is_noticing",
+        "_own_file", "_skew_s", "_standby", "_timer", "_unwritten", "group", "host", "is_alive", "is_done", "is_ending",
+        "is_listening", "job", "links", "log", "started_s", "state", "term", "timer_late_s", "world",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Driver:
         self.is_done = self.is_ending = self.is_listening = False
         self._is_frozen = self._is_busy = self._is_flushing = self._is_noticing = False
         self._frozen_s: float | None = None
+        self._own_file: str | None = None
         self._inbox: list[Any] = []
         self._unwritten: list[Any] = []
         self._timer = 0
@@ -462,11 +463,10 @@ class Driver:
             self.put(given.FolderProbed())
 
     def _look_at_own(self, command: do.LookAtOwnCheckpoints) -> None:
-        world = self.world
-        file, modified_s = world.own_file
-        if file is not None and world.own_file_seen != file:
-            world.own_file_seen = file
-            self._answer_later(given.OwnCheckpointsSeen(file=file, modified_s=EPOCH_S + modified_s))
+        file, modified_s = self.world.own_file
+        if file != self._own_file:
+            self._own_file = file
+            self._answer_later(given.OwnCheckpointsSeen(file=file, modified_s=modified_s))
         else:
             self._answer_later(given.OwnCheckpointsSeen())
 

@@ -157,6 +157,21 @@ KEPT = {
         Setup(seed=2973211, spares=0, boosters=2),
         (Fault("slurm_silent", after="Committed", lasts_s=30.0), Fault("runner_killed", at_s=51.98, node=5)),
     ),
+    "a start that its time limit ended is judged by its own checkpoints": Schedule(
+        Setup(
+            seed=12037904,
+            has_checkpoint=False,
+            names_own=True,
+            chunks=12,
+            chunk_s=60.0,
+            limit_s=360.0,
+            max_without_progress=1,
+        )
+    ),
+    "a scheduler that is silent costs no attempt": Schedule(
+        Setup(seed=10021457, spares=2, max_without_progress=2),
+        (Fault("slurm_silent", at_s=0.6, after="UnusableAnswered", lasts_s=30.0),),
+    ),
 }
 
 

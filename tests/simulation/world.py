@@ -13,7 +13,7 @@ from launcher.core.replay import History, replay
 from launcher.core.state import State
 from simulation.agents import AgentGroup
 from simulation.boosters import BoosterJob, Boosters
-from simulation.clock import Clock
+from simulation.clock import EPOCH_S, Clock
 from simulation.driver import Driver
 from simulation.folder import Folder
 from simulation.host import Host
@@ -80,8 +80,7 @@ class World:
         self.agents_late_s = self.agent_lingers_s = 0.0
         self.is_dump_silent = self.is_environment_broken = self.are_agents_refused = False
         self.shared_step = self.own_step = 0
-        self.own_file: tuple[str | None, float] = (None, 0.0)
-        self.own_file_seen: str | None = None
+        self.own_file = ("", 0.0)  # the newest of the script's own checkpoints, and its time
         self.outcome: tuple[str, str] | None = None
         self.halt: HaltAsked | None = None
         self.injected: list[str] = []
@@ -331,7 +330,7 @@ class World:
         """The script writes a checkpoint of its own."""
         if self.setup.names_own:
             self.own_step = max(self.own_step, step)
-            self.own_file = (f"own-{step}", self.clock.now)
+            self.own_file = (f"own-{step}", EPOCH_S + self.clock.now)
 
     def newest_recoverable(self, nodes: tuple[str, ...]) -> int | None:
         """The newest committed step that these nodes, or the shared tier, can give back; None for none."""

@@ -688,3 +688,16 @@ def test_progress_by_own_checkpoints_is_looked_for_before_and_after_each_attempt
     play.fail("n1")
     assert [event["file"] for event in play.events("own_checkpoint")] == ["out/7.pt", "out/8.pt"]
     assert play.state.history.gains.fruitless == 0
+
+
+def test_a_start_that_its_time_limit_ended_is_judged_by_the_files_that_it_wrote() -> None:
+    limits = RestartLimits(max_without_progress=1)
+    play = Play(make_job(names_own_checkpoints=True, limits=limits))
+    play.file = ("", 0.0)
+    play.run()
+    play.file = ("out/8.pt", 510.0)
+    play.why_terminated = "time_limit"
+    play.give(inputs.Terminated())
+    play.end_well()
+    assert play.events("own_checkpoint")[-1]["file"] == "out/8.pt" and play.state.history.gains.fruitless == 0
+    assert play.end is not None and play.end.outcome == "stopped"

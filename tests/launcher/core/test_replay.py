@@ -222,6 +222,15 @@ def test_what_ended_an_attempt_is_its_first_fault() -> None:
         assert history.gains.fruitless == fruitless, kinds
 
 
+def test_a_file_that_is_seen_for_the_first_time_after_an_attempt_is_its_gain() -> None:
+    """The file system may have hung when the job began."""
+    seen = {"event": "own_checkpoint", "file": "7.pt", "modified": 500.0}
+    begun = [{"event": "job_start"}, {"event": "attempt_start", "attempt": 0, "nodes": ["n1"]}]
+    for events, gained in (([seen, *begun], False), ([*begun, seen], True)):
+        gains = replay([{"time": 1.0, **event} for event in events], History()).gains
+        assert (gains.file_s is not None and gains.file_s > gains.file_at_fault_s) is gained
+
+
 def test_a_resumed_attempt_records_no_commit_again() -> None:
     past = [
         event("job_start"),
