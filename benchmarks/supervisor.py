@@ -108,6 +108,7 @@ class _Clients:
                 "warm": True,
                 "port": 20000,
                 "restart_count": 0,
+                "allocation": "local",
                 "addresses": [],
             }
             channel, message = await connect("127.0.0.1", self._port, self._secret, hello)
