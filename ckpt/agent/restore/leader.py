@@ -1,7 +1,9 @@
-"""At the start of an attempt node rank 0 leads all agents to one restore: the newest step that is whole and verifies.
+"""Node rank 0 leads all agents to one restore at the start of an attempt: the newest step that is complete and
+verifies.
 
-inventory -> for each candidate, newest first: verify, rebuild from parity -> plan -> every node takes it up -> its
-redundancy anew -> what was passed over because its bytes are damaged is quarantined.
+First it collects the inventories. Each candidate, newest first, is verified, and lost shards are rebuilt from parity.
+All nodes carry out the resulting plan and complete its redundancy. Steps that were passed over as damaged are
+quarantined.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 
 _MEMORY = "memory"
-_OWN, _COPY, _DISK = range(3)  # how a node holds a shard: as its own, as a copy, on its NVMe
+_OWN, _COPY, _DISK = range(3)  # how a node has a shard: as its own, as a copy, on its NVMe
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class Held:
-    """What all nodes together hold of one save."""
+    """The shards of one save on all nodes."""
 
     world_size: int
-    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # how, by rank and node
-    holders: dict[int, list[int]] = field(default_factory=dict)  # the nodes by rank, best first
+    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # kind of the shard, by rank and node
+    holders: dict[int, list[int]] = field(default_factory=dict)  # nodes by rank, best first
 
 
 class RestoreLeader(Part):
-    """What node rank 0 does: finds the newest complete step, and sees to it that it is complete again on every node."""
+    """Finds the newest complete step, and completes it on every node."""
 
     def __init__(self, context: Context, lease: Lease, flush: FlushLeader) -> None:
         super().__init__(context)
@@ -52,12 +54,12 @@ class RestoreLeader(Part):
         self._contents = TierContents(held={}, last_s={}, unreadable=())
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
-        self._damaged: dict[SaveId, dict[str, str]] = {}  # steps passed over: by tier (or memory), what is damaged
-        self._foreseen = False  # nodes have been told of a plan that may come: once, workers ask but once
-        self._in_memory_now = False  # every shard of the plan lies in the memory of the node where its rank runs
+        self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
+        self._foreseen = False  # a plan that may come is announced only once, because workers ask only once
+        self._in_memory_now = False  # whether every shard of the plan is in the memory of its rank's node
 
     async def run(self) -> None:
-        """Agrees on a plan with all nodes, or tells them all that there is none."""
+        """Agrees on a plan with all nodes, or tells all that there is none."""
         try:
             plan, _ = await asyncio.gather(self._find(), self._lease.take())
         except Exception as error:
@@ -89,11 +91,11 @@ class RestoreLeader(Part):
         log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
 
     def _stay(self, nodes: list[int]) -> int:
-        """How many of these nodes are no holders."""
+        """The number of these nodes that are not holders."""
         return sum(node in self._context.training for node in nodes)
 
     async def _quarantine(self, save: SaveId, damaged: dict[str, str]) -> None:
-        """A step that was passed over is not tried again where it is damaged; nodes know their own disks."""
+        """Quarantines a passed-over step where it is damaged. Nodes quarantine it on their own disks."""
         everyone = range(len(self._peers.nodes))
         await self._tell("quarantine", everyone, save=save.to_json(), reason=damaged.get(_MEMORY, ""))
         for name, reason in damaged.items():
@@ -109,7 +111,7 @@ class RestoreLeader(Part):
                 self._listener.problem("step quarantined", f"{where}: {reason}", save.step)
 
     async def _tell(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """The same call to some nodes (None: those that train); no answers when one fails, which is reported."""
+        """Makes the same call to some nodes (None: those that train). No answers if one fails, which is reported."""
         nodes = self._context.training if nodes is None else nodes
         try:
             return await self._peers.call_all(op, nodes, **fields)
@@ -118,10 +120,10 @@ class RestoreLeader(Part):
             return []
 
     async def _find(self) -> Plan:
-        """The newest save that can be had whole. Raises when it cannot be known whether there is one."""
+        """The newest save that can be completed. Raises if it cannot be known whether there is one."""
         answers = await self._peers.call_all("inventory")
         held = self._held(answers)
-        # While nodes may hold a whole step, a slow tier is not waited for long; a part of one is nothing without it.
+        # If nodes may have a complete step, a slow tier gets little time. Parts of a step are useless without the tier.
         is_whole = any(len(one.holders) == one.world_size for one in held.values())
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
@@ -136,7 +138,7 @@ class RestoreLeader(Part):
         return Plan(skipped=tuple(self._skipped))
 
     def _held(self, answers: list[dict[str, Any]]) -> dict[SaveId, Held]:
-        """By save, what the nodes say they hold in memory and on their own disks."""
+        """By save, the shards that nodes report in memory and on their own disks."""
         found: dict[SaveId, Held] = {}
         for node, answer in enumerate(answers):
             self._rebuilding.note(node, answer["parity"])
@@ -151,15 +153,14 @@ class RestoreLeader(Part):
         return found
 
     def _preference(self, held: Held, at: tuple[int, int]) -> tuple[Any, ...]:
-        """Memory before disks; who stays before holders; the rank's node of now before others; who saved it before
-        copies.
-        """
+        """The order of sources: memory before disks, training nodes before holders, the rank's current node before
+        others, the saving node before copies."""
         (rank, node), kind = at, held.kinds[at]
         is_holder = node not in self._context.training
         return (kind == _DISK, is_holder, node != self._context.home(rank), kind, node)
 
     def _stored(self) -> dict[SaveId, list[str]]:
-        """By save, the tiers that all nodes see and that have it."""
+        """By save, the shared tiers that have it."""
         found: dict[SaveId, list[str]] = defaultdict(list)
         for name, saves in self._contents.held.items():
             for save in saves if not self._context.tiers[name].node_local else []:
@@ -167,7 +168,10 @@ class RestoreLeader(Part):
         return found
 
     async def _complete(self, save: SaveId, held: Held | None, stored: list[str]) -> Plan | None:
-        """The plan to restore this save, every byte verified; None (and why, in `skipped`) when that cannot be."""
+        """The plan to restore this save, with every byte verified.
+
+        None if that is impossible; `skipped` has the reason.
+        """
         held = held or Held(world_size=0)
         world_size, holders = held.world_size, held.holders
         await self._keep_verified(save, holders)
@@ -201,7 +205,7 @@ class RestoreLeader(Part):
         self._in_memory_now = len(fetched) == len(lost)
         leaving = [rank for rank, nodes in holders.items() if nodes and nodes[0] not in self._context.training]
         if world_size == self._place.world_size:
-            leaving = []  # every node takes up the shards of its own ranks in any case
+            leaving = []  # every node restores the shards of its own ranks anyway
         return Plan(
             save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
             rebuilt=tuple(rebuilt), nvme=on_disk, leaving=tuple(leaving),
@@ -210,9 +214,10 @@ class RestoreLeader(Part):
         )  # fmt: skip
 
     async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
-        """As RebuildLeader's; when the world has another size now, nodes prefetch what survives.
+        """As RebuildLeader's. If the world size has changed, nodes prefetch surviving blocks during the rebuild.
 
-        A rebuild that fails is tried once more, alone: what was prefetched may have taken the memory that it needed.
+        A failed rebuild is tried once more without prefetching, because prefetched blocks may have taken the memory it
+        needs.
         """
         work = (save, held.world_size, held.holders, self._only_on_disks(held))
         lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
@@ -233,7 +238,7 @@ class RestoreLeader(Part):
         return [*rebuilt, *again], failure, damage
 
     def _only_on_disks(self, held: Held) -> set[int]:
-        """The ranks whose best holder has the shard on its disk, and has not brought it into its memory."""
+        """The ranks whose best holder has the shard only on its disk, not in its memory."""
         same_world = held.world_size == self._place.world_size
         best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]
         return {
@@ -243,7 +248,7 @@ class RestoreLeader(Part):
         }
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
-        """Lets the best holder of each rank read its bytes; one whose bytes are damaged is struck off for the next."""
+        """Makes the best holder of each rank verify its bytes. If they are damaged, the next holder is tried."""
         pending = sorted(holders)
         while pending:
             asked: dict[int, list[int]] = defaultdict(list)
@@ -260,10 +265,10 @@ class RestoreLeader(Part):
                         pending.append(rank)
 
     async def _verify_stored(self, name: str, save: SaveId, world_size: int, ranks: list[int]) -> list[int]:
-        """All nodes together read the shards that only a lower tier holds; returns those that are in memory now.
+        """All nodes together read the shards that only a lower tier has. Returns the ranks that are now in memory.
 
         Raises:
-            CorruptError: bytes that were read do not match.
+            CorruptError: bytes do not match.
             PeerError: a node could not read.
         """
         parts: dict[int, list[int]] = defaultdict(list)
@@ -276,7 +281,7 @@ class RestoreLeader(Part):
 
 
 def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:
-    """By step; of one step this run's, latest attempt first, then others' in the tier's own order."""
+    """By step. For the same step, this run's attempts first, latest first; then others in the tier's order."""
     saves = [*(save for save in memory if save not in stored), *stored]
     ours = {save: save.run_id == run_id for save in saves}
     return sorted(saves, key=lambda save: (-save.step, not ours[save], -save.attempt if ours[save] else 0))

@@ -1,4 +1,4 @@
-"""A node's part in a restore: says what it holds, verifies it, takes up the plan, makes its lost shards again."""
+"""A node's part in a restore: reports and verifies its shards, carries out the plan, rebuilds its lost shards."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_quarantined, noted_reason
 
-_AT_ONCE = 2  # shards that come from other nodes: one has its first bytes asked for while the other fills the wire
+_AT_ONCE = 2  # shards fetched at once: while one fills the network, the first bytes of the other are requested
 
 log = logging.getLogger(__name__)
 
 
 class RestoreNode(Part):
-    """From the question what this node holds to the answer what its workers restore."""
+    """From this node's inventory to the plan for its workers."""
 
     def __init__(self, context: Context, saves: SaveNode) -> None:
         super().__init__(context)
@@ -39,15 +39,15 @@ class RestoreNode(Part):
         self._handover = Handover(context)
 
     def fail(self, reason: str) -> None:
-        """There will be no plan: workers that ask for it are told why."""
+        """No plan was agreed. Workers that ask for it get the reason."""
         if not self.plan.done():
             self.refuse(f"no restore could be agreed: {reason}")
             self._listener.problem("no restore agreed", reason)
 
     def refuse(self, reason: str) -> None:
-        """Nobody is restored here, and that is no problem."""
+        """Workers that ask for the plan get a reason. This is not a problem."""
         self.plan.set_exception(AgentError(reason))
-        self.plan.exception()  # seen, even when no worker ever asks
+        self.plan.exception()  # marks it as retrieved, even if no worker asks
 
     async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
         self._memory_store.scan()
@@ -65,13 +65,16 @@ class RestoreNode(Part):
         return noted_reason(self._place.ram_dir, directory_name(save)) is not None
 
     async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Which of the ranks asked for have no shard here that verifies. Those that do not are dropped."""
+        """The requested ranks without a shard here that verifies. Damaged shards are dropped."""
         save = SaveId.from_json(message["save"])
         good = await asyncio.gather(*(self._verify(save, rank) for rank in message["ranks"]))
         return {"unverified": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
 
     async def _verify(self, save: SaveId, rank: int) -> bool:
-        """In memory; else on this node's disk, from which a shard of our own is brought into memory as it is read."""
+        """Verifies a shard in memory, else on this node's disk.
+
+        A shard of this node's ranks is read from disk into memory.
+        """
         good = [await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]
         if any(good):
             return True
@@ -83,15 +86,15 @@ class RestoreNode(Part):
         except CorruptError as error:
             self._node_disk.strike(save, rank, error)
             return False
-        except OSError:  # memory may be full: a worker can read it where it lies
+        except OSError:  # memory may be full; a worker can read it from the disk
             return await self._node_disk.verify(save, rank)
         return True
 
     async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Reads some ranks' shards in a tier that all see, and says which is damaged; raises any other failure.
+        """Reads some ranks' shards from a shared tier, and reports which are damaged. Raises every other failure.
 
-        What cannot be mapped where it lies goes into this node's memory as it is read, for all: where its rank runs on
-        this node into its slot, else as a copy, while there is room.
+        A shard that cannot be mapped in the tier is read into this node's memory for all nodes: into its slot if its
+        rank runs on this node, else as a copy, as long as there is space.
         """
         tier = self._context.tiers.get(message["tier"])
         if tier is None:
@@ -112,12 +115,15 @@ class RestoreNode(Part):
         return {"fetched": fetched}
 
     def _is_ours(self, rank: int, record: ShardRecord) -> bool:
-        """Whether a saved rank's shard is what the same rank, on this node, will load and go on from."""
+        """Whether the same rank, on this node, will load this shard and continue from it."""
         ranks = self._context.ranks(self._place.node_rank)
         return record.world_size == self._place.world_size and rank in ranks
 
     async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
-        """Whether a shard lies in this node's memory now, verified; raises CorruptError or OSError."""
+        """Reads a shard into this node's memory, verified.
+
+        False if there is no space. Raises CorruptError or OSError.
+        """
         record = place.record
         if any([await self._memory_store.verify(name) for name in self._memory_store.find(record.save, record.rank)]):
             return True
@@ -128,20 +134,20 @@ class RestoreNode(Part):
             return False
         try:
             await self._fill(copy_stem(self._place.node_rank, 0), place, read)
-        except OSError as error:  # others have taken the room meanwhile: each node that needs the shard reads it
+        except OSError as error:  # other shards have taken the space; each node that needs the shard reads it then
             if error.errno != errno.ENOSPC:
                 raise
             return False
         return True
 
     def _has_room(self, manifest: Manifest, nbytes: int) -> bool:
-        """Whether so much more leaves room for this node's part of the step: once to load it, and all its saves."""
+        """Whether this many more bytes leave space for this node's part of the step: one load, and all its saves."""
         node, config = self._place, self._config
         each = -(-manifest.nbytes // node.world_size)
         account = make_plan(
             config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
         ).memory
-        made_bytes = self._memory_store.file_bytes(OWN)  # by workers, as far as they are
+        made_bytes = self._memory_store.file_bytes(OWN)  # by workers, as far as they have been allocated
         slots_bytes = max(0, account.own_bytes - made_bytes)
         system = os.statvfs(node.ram_dir)
         free = system.f_bavail * system.f_frsize
@@ -149,7 +155,7 @@ class RestoreNode(Part):
         return wanted <= free or not system.f_blocks
 
     async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
-        """Makes a verified shard in a slot of its rank, overwriting none; raises CorruptError or OSError."""
+        """Reads a verified shard into a free slot of its rank. Raises CorruptError or OSError."""
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
         await self._fill(own_stem(local_rank), place, read)
@@ -159,7 +165,7 @@ class RestoreNode(Part):
         )  # fmt: skip
 
     async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
-        """Makes a verified shard under a free name; raises CorruptError or OSError."""
+        """Reads a verified shard under a free name. Raises CorruptError or OSError."""
         name = self._memory_store.free_name(stem, self._config.slots, keep=None)
         with self._memory_store.filling(name, place.record.nbytes) as room:
             await in_thread(lambda: reads.read_whole(read, place, room.all()))
@@ -173,10 +179,10 @@ class RestoreNode(Part):
             raise
 
     async def _take_up(self, plan: Plan, same_world: bool, tiers: list[str]) -> dict[str, Any]:
-        """This node's own shards are made again where they are lost, or others' are taken over; then workers may load.
+        """Rebuilds this node's lost shards, or takes over those of others. Then workers may load.
 
         Returns:
-            Bytes pinned, to be flushed to some tiers; the ranks whose shards were taken over.
+            The bytes that are pinned for a flush, and the ranks whose shards were taken over.
         """
         self._saves.newest = plan.save
         if plan.save and same_world:
@@ -205,7 +211,7 @@ class RestoreNode(Part):
         return {"made": await self._saves.protect.make_moved(save, placement, message["alone"]) if save else 0}
 
     async def _on_quarantine(self, source: int, message: dict[str, Any]) -> None:
-        """A step was passed over: whatever of it is damaged here is never tried again."""
+        """Quarantines a passed-over step where it is damaged on this node."""
         save, reason = SaveId.from_json(message["save"]), message["reason"]
         if reason:
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
@@ -224,7 +230,7 @@ class RestoreNode(Part):
         await asyncio.gather(*(rebuild(*item) for item in enumerate(ranks)))
 
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
-        """A lost shard of our own from another node's copy. When it fails, the load fetches it as it goes."""
+        """Copies a lost shard of this node from another node. If that fails, the load fetches it."""
         since_s = time.monotonic()
         for node in holders:
             name = self._memory_store.free_name(own_stem(local_rank), self._config.slots, keep=None)
@@ -240,7 +246,8 @@ class RestoreNode(Part):
             return
 
     def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:
-        """In words, by saved rank: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a tier."""
+        """The source of each saved rank: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a
+        tier."""
         words = {}
         for rank in range(plan.world_size):
             nodes = plan.holders.get(rank)

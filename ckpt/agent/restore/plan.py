@@ -1,4 +1,4 @@
-"""What the agents of an attempt agree to restore, as every node knows it, and where its shards lie then."""
+"""The plan on which the agents of an attempt agree: the step to restore, and the locations of its shards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ckpt.format.shard_record import SaveId
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """In which node's memory each shard of a save lies, as redundancy is made of it."""
+    """The node whose memory has each shard of a save, as a source for redundancy."""
 
-    world_size: int  # ranks that saved it
-    nodes: Mapping[int, int]  # by rank; those that no memory holds are left out
+    world_size: int  # number of ranks that saved it
+    nodes: Mapping[int, int]  # by rank, without ranks that are in no memory
 
     def to_json(self) -> list[Any]:
         return [self.world_size, list(self.nodes.items())]
@@ -25,7 +25,7 @@ class Placement:
         return cls(world_size=world_size, nodes=dict(nodes))
 
     def of(self, members: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """The ranks whose shards lie on each of some nodes, in order."""
+        """The ranks whose shards are on each of some nodes, in order."""
         found: dict[int, list[int]] = {member: [] for member in members}
         for rank, node in sorted(self.nodes.items()):
             if node in found:
@@ -35,18 +35,18 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One save, and where each of its shards can be had. Without a save there is nothing to restore."""
+    """One save, and the sources of its shards. Without a save there is nothing to restore."""
 
     save: SaveId | None = None
-    world_size: int = 0  # ranks that saved it
-    tier: str = "none"  # the lowest that is needed: "memory", "nvme", "shared" or "s3"
-    holders: dict[int, list[int]] = field(default_factory=dict)  # by rank, the nodes that hold its shard, best first
-    rebuilt: tuple[int, ...] = ()  # ranks that were lost, and made again from parity
-    nvme: tuple[int, ...] = ()  # ranks of which the best holder has the shard on its disk only
-    stored: tuple[str, ...] = ()  # the tiers that all nodes see and that hold the save; first the one verified
+    world_size: int = 0  # number of ranks that saved it
+    tier: str = "none"  # the lowest tier needed: "memory", "nvme", "shared" or "s3"
+    holders: dict[int, list[int]] = field(default_factory=dict)  # by rank, the nodes that have its shard, best first
+    rebuilt: tuple[int, ...] = ()  # lost ranks that were rebuilt from parity
+    nvme: tuple[int, ...] = ()  # ranks whose best holder has the shard only on its disk
+    stored: tuple[str, ...] = ()  # the shared tiers that have the save, the verified one first
     leaving: tuple[int, ...] = ()  # ranks that only holders have in memory; their `Context.reader` takes them over
-    fetched: tuple[int, ...] = ()  # ranks whose shard came from there into the memory of their `Context.reader`
-    skipped: tuple[tuple[int, str], ...] = ()  # newer steps passed over, and why
+    fetched: tuple[int, ...] = ()  # ranks whose shard was read from there into the memory of their `Context.reader`
+    skipped: tuple[tuple[int, str], ...] = ()  # newer steps that were passed over, with the reasons
 
     def to_json(self) -> dict[str, Any]:
         save = self.save.to_json() if self.save else None
@@ -63,21 +63,21 @@ class Plan:
 
     @property
     def step(self) -> int | None:
-        """The step to go on from; None where there is nothing to restore."""
+        """The step from which to continue; None if there is nothing to restore."""
         return self.save.step if self.save else None
 
     @property
     def placement(self) -> Placement:
-        """Where redundancy for it is made of: of each shard, what one node has in its memory, and keeps."""
+        """The sources of its redundancy: for each shard, one node that has it in memory and keeps it."""
         away = {*self.nvme, *self.leaving}
         nodes = {rank: nodes[0] for rank, nodes in self.holders.items() if nodes and rank not in away}
         return Placement(world_size=self.world_size, nodes=nodes)
 
     def taken_over(self, taken: Mapping[int, int]) -> Plan:
-        """The plan after nodes that train have taken shards over from holders.
+        """The plan after training nodes have taken over shards from holders.
 
         Args:
-            taken: by rank, the node that has the shard in its memory now.
+            taken: by rank, the node that now has the shard in its memory.
         """
         holders = {rank: [taken[rank], *nodes] if rank in taken else nodes for rank, nodes in self.holders.items()}
         left = tuple(rank for rank in self.leaving if rank not in taken)
@@ -86,9 +86,9 @@ class Plan:
 
     @property
     def attempt(self) -> int | None:
-        """The attempt that saved it."""
+        """The attempt that saved the step."""
         return self.save.attempt if self.save else None
 
     def skipped_json(self) -> list[dict[str, Any]]:
-        """As workers and monitors are told."""
+        """The skipped steps in the form for workers and monitors."""
         return [{"step": step, "reason": reason} for step, reason in self.skipped]

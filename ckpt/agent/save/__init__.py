@@ -1,5 +1,5 @@
 """One save: sealed on every node, protected, then committed or dropped.
 
-leader    node rank 0: all sealed, all protected, commit
-node      seals this node's shards, makes its copies, commits or drops them
+leader    node rank 0: waits until all have sealed and protected, then commits
+node      seals this node's shards, makes its redundancy, commits or drops them
 """

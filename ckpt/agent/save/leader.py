@@ -1,4 +1,7 @@
-"""The agent of node rank 0 leads each save: all sealed -> all protect -> commit; or it is dropped everywhere."""
+"""The agent of node rank 0 leads each save: all nodes seal, all protect, then commit.
+
+A failed save is dropped everywhere.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ class Gathering:
     """A step that some nodes have sealed."""
 
     step: int
-    alarm: asyncio.TimerHandle  # for the nodes that have not sealed it
-    since_s: float = field(default_factory=time.monotonic)  # when the first node was given a shard of it
-    nodes: dict[int, int] = field(default_factory=dict)  # bytes sealed, by node rank
+    alarm: asyncio.TimerHandle  # drops the save if some nodes have not sealed it in time
+    since_s: float = field(default_factory=time.monotonic)  # when the first node received a shard of it
+    nodes: dict[int, int] = field(default_factory=dict)  # sealed bytes, by node rank
     flush: bool = False
-    tokens: Counter[str] = field(default_factory=Counter)  # how many ranks have sent a token of their group of replicas
-    members: dict[str, int] = field(default_factory=dict)  # by token, how many have to
+    tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
+    members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
 
     def differing(self) -> list[str]:
-        """Tokens that not all ranks of their group have sent: they do not share out the same tensors."""
+        """Groups whose ranks have not all sent the same token: they do not divide the same tensors."""
         return [
             f"{count} of {self.members[token]} ranks"
             for token, count in self.tokens.items()
@@ -40,9 +43,9 @@ class Gathering:
 
 
 class SaveLeader(Part):
-    """Takes steps through to their commit one after another, the oldest complete one first.
+    """Leads steps to their commit one after another, the oldest complete one first.
 
-    Nodes seal steps in order, so an incomplete step before a complete one has been dropped somewhere: it never will be.
+    Nodes seal steps in order. So an incomplete step before a complete one was dropped and never becomes complete.
     """
 
     def __init__(self, context: Context, flush: FlushLeader) -> None:
@@ -50,7 +53,7 @@ class SaveLeader(Part):
         self._flush = flush
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
-        self._dropped_up_to = -1  # up to here a rank dropped its saves: it had no agent
+        self._dropped_up_to = -1  # a rank without an agent dropped its saves up to this step
         self._dropped: set[int] = set()
         self._complete = asyncio.Event()
         self._tasks = Tasks()
@@ -83,7 +86,7 @@ class SaveLeader(Part):
             self._complete.set()
 
     async def _on_ask_drop(self, source: int, message: dict[str, Any]) -> None:
-        """Answers at once: the drop goes back to the very task that asks."""
+        """Answers at once, because the drop is sent back to the task that asks."""
         step = message["step"]
         if step > self._committed:
             self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
@@ -94,7 +97,7 @@ class SaveLeader(Part):
             self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _is_complete(self, save: Gathering) -> bool:
-        """Whether every node that trains has sealed it."""
+        """Whether every training node has sealed it."""
         return len(save.nodes) == len(self._context.training)
 
     def _oldest_complete(self) -> Gathering | None:
@@ -102,7 +105,7 @@ class SaveLeader(Part):
         return min(complete, key=lambda save: save.step, default=None)
 
     async def _lead(self, save: Gathering) -> None:
-        """From sealed everywhere to committed everywhere."""
+        """Leads a save from sealed to committed on all nodes."""
         for older in [step for step in self._gathering if step < save.step]:
             await self._drop(older, f"step {save.step} is complete on all nodes before it")
         if differing := save.differing():
@@ -117,9 +120,9 @@ class SaveLeader(Part):
             await self._drop(save.step, str(error))
             return
         if self._end(save.step) is None:
-            return  # a node has failed it meanwhile
+            return  # a node has dropped it meanwhile
         self._committed = save.step
-        self._dropped = {step for step in self._dropped if step > save.step}  # the others are refused as older ones
+        self._dropped = {step for step in self._dropped if step > save.step}  # older steps are refused anyway
         tiers = self._flush.wanted(save.step, save.flush)
         nbytes = sum(save.nodes.values())
         fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
@@ -138,7 +141,7 @@ class SaveLeader(Part):
             self._tasks.start(self._drop(step, reason))
 
     def _end(self, step: int) -> Gathering | None:
-        """It is gathered no longer; None when it was not."""
+        """Removes a step from those being gathered; None if it was not among them."""
         save = self._gathering.pop(step, None)
         if save is not None:
             save.alarm.cancel()

@@ -1,7 +1,7 @@
-"""A save as one node sees it: its workers' shards are sealed, its redundancy is made, then it is committed or dropped.
+"""A save on one node: its workers' shards are sealed and protected, then the save is committed or dropped.
 
-The coordinator (node rank 0) decides; see leader.py. A node that has answered "protect" has promised the save: it
-keeps the shards until told what became of it. Before that it may ask to drop it.
+The leader (node rank 0) decides; see leader.py. A node that has answered "protect" has promised the save: it keeps the
+shards until it learns the outcome. Before that it may ask to drop the save.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import forget_notes
 
-_REMEMBER = 64  # dropped steps
+_REMEMBER = 64  # number of dropped steps to remember
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,10 +36,10 @@ class Save:
 
     step: int
     since_s: float = field(default_factory=time.monotonic)
-    names: dict[int, str] = field(default_factory=dict)  # of sealed shards, by local rank
-    tasks: Tasks = field(default_factory=Tasks)  # sealing, protecting, and the watch over both
-    tokens: Counter[str] = field(default_factory=Counter)  # of groups of replicas: ranks of this node that sent it
-    members: dict[str, int] = field(default_factory=dict)  # by token, how many ranks have to
+    names: dict[int, str] = field(default_factory=dict)  # names of the sealed shards, by local rank
+    tasks: Tasks = field(default_factory=Tasks)  # sealing, protecting, and watching both
+    tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
+    members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
     nbytes: int = 0
     flush: bool = False
     promised: bool = False
@@ -50,8 +50,8 @@ class Pin:
     """A committed save on its way to lower tiers."""
 
     save: SaveId
-    names: dict[int, str]  # of its shards, by local rank
-    tiers: set[str]  # that it has yet to reach
+    names: dict[int, str]  # names of its shards, by local rank
+    tiers: set[str]  # tiers that it has not reached yet
 
 
 class SaveNode(Part):
@@ -59,20 +59,20 @@ class SaveNode(Part):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.newest: SaveId | None = None  # committed, or taken up by the restore: must stay until the next commit
+        self.newest: SaveId | None = None  # committed or restored; kept until the next commit
         self.pinned: dict[int, Pin] = {}  # by step
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
-        self._ending: set[Save] = set()  # dropped, and yet to be told to the workers
-        self._is_lost = False  # the other agents are, and the workers know
-        self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may come late with one
-        self._dropped_up_to = -1  # up to here a worker of this node has dropped its saves
+        self._ending: set[Save] = set()  # dropped, but the workers do not know yet
+        self._is_lost = False  # whether the other agents are lost, and the workers know it
+        self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may still stage one of them
+        self._dropped_up_to = -1  # a worker of this node has dropped its saves up to this step
         self._changed = asyncio.Condition()
-        self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # each rank's steps in order
+        self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # seals each rank's steps in order
         self.protect = ProtectNode(context)
 
     def staged(self, client: Client, message: dict[str, Any]) -> None:
-        """A worker has staged its shard into one of its slots; a shard that is refused fails the save at once."""
+        """A worker has staged its shard into one of its slots. An invalid shard drops the save at once."""
         try:
             self._take(client, message)
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
@@ -103,13 +103,13 @@ class SaveNode(Part):
         save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
 
     def drop_shard(self, step: int, reason: str) -> None:
-        """A worker of this node could not save a step: nobody need wait for it."""
+        """A worker of this node could not save a step, so no node need wait for it."""
         if step not in self._dropped:
             save = self._begin(step)
             save.tasks.start(self._ask_drop(save, reason))
 
     async def drop_up_to(self, step: int, rank: int) -> None:
-        """A worker of this node was without an agent until after a step: no save up to there can become complete."""
+        """A worker of this node had no agent up to a step, so no save up to it can become complete."""
         self._dropped_up_to = max(self._dropped_up_to, step)
         for save in [save for save in self._in_flight.values() if save.step <= step]:
             save.tasks.start(self._ask_drop(save, f"rank {rank} was without an agent"))
@@ -119,12 +119,12 @@ class SaveNode(Part):
             self._listener.problem("dropped saves not reported", str(error), step)
 
     async def await_saves(self) -> None:
-        """Returns when the workers know what became of this node's saves, or that the other agents are lost."""
+        """Returns when the workers know the outcome of this node's saves, or that the other agents are lost."""
         async with self._changed:
             await self._changed.wait_for(lambda: not (self._in_flight or self._ending or self.pinned) or self._is_lost)
 
     async def world_lost(self, reason: str) -> None:
-        """The other agents are lost. What is promised may have committed, so it stays; nothing else ever will."""
+        """The other agents are lost. Promised saves may have committed, so they stay. No other save can commit."""
         for save in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(save.step, reason)
         for step, pin in list(self.pinned.items()):
@@ -135,7 +135,7 @@ class SaveNode(Part):
         await self._tell_waiters()
 
     async def flushed(self, step: int, tier: str, reached: bool, **size_and_time: Any) -> None:
-        """The save has reached a lower tier, or will not: after the last one its slots may be reused."""
+        """The save has reached a lower tier, or will not. After the last tier its slots may be reused."""
         if (pin := self.pinned.get(step)) is not None:
             pin.tiers.discard(tier)
             if not pin.tiers:
@@ -145,9 +145,9 @@ class SaveNode(Part):
         await self._tell_waiters()
 
     def pin_newest(self, tiers: Collection[str]) -> int:
-        """Keeps this node's shards of a restored save until they have reached some tiers; returns their bytes.
+        """Keeps this node's shards of a restored save until they have reached these tiers. Returns their bytes.
 
-        A copy serves as well, as where nodes have changed places. Where one is missing, none is pinned, and the flush
+        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the flush
         fails.
         """
         if self.newest is None or not tiers:
@@ -162,7 +162,7 @@ class SaveNode(Part):
         return sum(self._memory_store.record(name).nbytes for name in names.values())
 
     async def protect_newest(self) -> int:
-        """Makes anew the redundancy that a restored save lacks on this node; returns how many were made."""
+        """Makes the redundancy that a restored save lacks on this node. Returns the number of pieces made."""
         return await self.protect.make(self.newest, keep=None) if self.newest else 0
 
     def _rank_of(self, client: Client) -> int:
@@ -179,7 +179,7 @@ class SaveNode(Part):
         return save
 
     async def _watch(self, save: Save) -> None:
-        """Asks to drop the save when it gets nowhere: a worker died, or the coordinator is silent."""
+        """Asks to drop a save that makes no progress: a worker died, or the leader is silent."""
         await asyncio.sleep(self._deadlines.seal_s)
         missing = [rank for rank in range(self._place.ranks_per_node) if rank not in save.names]
         if missing:
@@ -193,7 +193,7 @@ class SaveNode(Part):
             await self._ask_drop(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
 
     async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
-        """Checksums what the worker staged, publishes it, and tells the coordinator once the node is complete."""
+        """Checksums a staged shard, publishes it, and reports to the leader once all shards of the node are sealed."""
         try:
             async with self._sealing[local_rank]:
                 data = self._memory_store.bytes_of(name, staged.layout.nbytes)
@@ -213,7 +213,7 @@ class SaveNode(Part):
             await self._ask_drop(save, str(error))
 
     async def _ask_drop(self, save: Save, reason: str) -> None:
-        """Asks the coordinator to drop the save everywhere; when that cannot be, drops it here."""
+        """Asks the leader to drop the save everywhere. If that fails, drops it here."""
         try:
             await self._peers.call(0, "ask_drop", step=save.step, reason=reason)
         except PeerError as error:
@@ -244,7 +244,7 @@ class SaveNode(Part):
         self._listener.to_workers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
         self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
         await save.tasks.cancel()
-        for older in [step for step in self._in_flight if step < save.step]:  # that no more will be heard of
+        for older in [step for step in self._in_flight if step < save.step]:  # their outcome will not arrive any more
             await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
         self._tidy()
         await self._tell_waiters()
@@ -264,7 +264,7 @@ class SaveNode(Part):
         await self._drop(message["step"], message["reason"], replicas_differ=message["replicas_differ"])
 
     async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
-        """Ends all work on a save, then tells the workers: from then on nothing here reads their slots."""
+        """Ends all work on a save, then tells the workers. From then on nothing here reads their slots."""
         if step not in self._dropped:
             self._dropped.append(step)
         if (save := self._in_flight.pop(step, None)) is None:

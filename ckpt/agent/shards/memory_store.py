@@ -1,4 +1,4 @@
-"""What this node's memory directory holds: shards, their records, and where the next one may go."""
+"""The contents of this node's memory directory: shards, their records, and free names for new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckpt.format.memory_names import COPY, FETCHED, OWN, PARITY, StoredName, kin
 from ckpt.format.shard_record import SaveId, ShardRecord, drop_record, read_record, write_record
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity, write_parity
 
-_FLEETING = (FETCHED, ".*.tmp")  # made for one load, or left by a write that a kill cut short
+_FLEETING = (FETCHED, ".*.tmp")  # made for one load, or left by a killed writer
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,12 @@ R = TypeVar("R", ShardRecord, ParityRecord)
 
 
 class Store(Generic[R]):
-    """One kind of file in a memory directory. The agent writes records; workers remove those of their own slots."""
+    """One kind of file in a memory directory.
 
-    _kinds: tuple[str, ...]  # of names
+    The agent writes records; workers remove the records of their own slots.
+    """
+
+    _kinds: tuple[str, ...]  # kinds of names
     _load: Callable[[Path, str], R]  # reads a record; raises CorruptError or OSError
     _publish: Callable[[Path, str, R], None]  # writes one; raises OSError
 
@@ -39,14 +42,14 @@ class Store(Generic[R]):
         self._run_id = run_id
         self._namespace = namespace
         self._records: dict[str, R] = {}
-        self._verified: set[str] = set()  # names whose bytes matched their record since this process started
-        self._unread: set[str] = set()  # names whose record or bytes could not be read: they may be, the next time
+        self._verified: set[str] = set()  # names whose bytes have matched their record since this process started
+        self._unread: set[str] = set()  # names whose record or bytes could not be read so far
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}  # inode and map, by name
 
     def scan(self) -> None:
-        """Reads the records on disk; clears what a killed process left half made.
+        """Reads the records in the directory, and removes what killed processes left incomplete.
 
-        A shard whose record cannot be read now is left out, and stays as it is.
+        A shard whose record cannot be read now is left out, but not removed.
         """
         for pattern in _FLEETING:
             for path in self.ram_dir.glob(pattern):
@@ -55,20 +58,20 @@ class Store(Generic[R]):
             self._read(str(name))
 
     def shards(self) -> dict[str, R]:
-        """The shards present, by name. Their bytes may not have been verified yet."""
+        """The existing shards, by name. Their bytes may not be verified yet."""
         for name in [name for name in self._records if not self._path(name, "json").exists()]:
             self._forget(name)  # the worker is about to overwrite it
         return dict(self._records)
 
     def record(self, name: str) -> R:
-        """Raises AgentError when there is no such shard any more."""
+        """The record of a shard. Raises AgentError if the shard does not exist any more."""
         record = self.shards().get(name)
         if record is None:
             raise AgentError(f"{self._path(name, 'data')}: the shard is gone")
         return record
 
     def bytes_of(self, name: str, nbytes: int) -> memoryview:
-        """A shard's bytes, mapped. Raises AgentError when the file is shorter."""
+        """The mapped bytes of a shard. Raises AgentError if the file is shorter."""
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return self._map(name, descriptor, nbytes)
@@ -76,7 +79,7 @@ class Store(Generic[R]):
             os.close(descriptor)
 
     def room_for(self, name: str, nbytes: int, spans: Sequence[tuple[int, int]] | None = None) -> Room:
-        """Memory for a shard yet to be filled, or for some spans of its bytes: the file is made or grown.
+        """Memory to fill with a shard, or with some spans of its bytes. The file is created or grown.
 
         Raises:
             OSError: the memory file system is full.
@@ -84,7 +87,7 @@ class Store(Generic[R]):
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             status = os.fstat(descriptor)
-            # Without holes, nothing is asked for: to look at each page again takes a while.
+            # without holes nothing is allocated, because checking each page again takes time
             is_there = status.st_size >= nbytes and status.st_blocks * 512 >= status.st_size
             if status.st_size < nbytes:
                 os.ftruncate(descriptor, nbytes)
@@ -95,9 +98,9 @@ class Store(Generic[R]):
 
     @contextmanager
     def filling(self, name: str, nbytes: int) -> Iterator[Room]:
-        """As `room_for`, for a block that fills the memory. What the name held before is given up first.
+        """As `room_for`, for a `with` block that fills the memory. The previous shard of this name is dropped first.
 
-        Where the block fails, the file goes: bytes may still be arriving there, so it is never reused.
+        If the block fails, the file is removed and never reused, because bytes may still be arriving there.
         """
         self.drop(name)
         try:
@@ -115,10 +118,10 @@ class Store(Generic[R]):
         self._unread.discard(name)
 
     async def verify(self, name: str) -> bool:
-        """Whether the bytes match the record; reads them once in the life of this process.
+        """Whether the bytes match the record. They are read once per process.
 
-        A shard that does not verify is dropped: its record goes, and with it the claim that the bytes mean anything.
-        One whose bytes cannot be read now is left out until the next scan.
+        A shard that does not match is dropped: its record is removed. A shard whose bytes cannot be read now is left
+            out until the next scan.
         """
         record = self._records.get(name)
         if record is None:
@@ -129,7 +132,7 @@ class Store(Generic[R]):
             data = self.bytes_of(name, record.nbytes)
             damaged = await asyncio.to_thread(damaged_blocks, data, record.blocks)
             reason = f"block {damaged[0]} does not match its checksum" if damaged else ""
-        except (AgentError, FileNotFoundError) as error:  # too short, or gone
+        except (AgentError, FileNotFoundError) as error:  # too short, or removed
             reason = str(error)
         except OSError as error:
             if self._records.get(name) is record:
@@ -150,25 +153,25 @@ class Store(Generic[R]):
         return await self.verify(name)
 
     def drop(self, name: str) -> None:
-        """Un-publishes a shard; its slot is then free."""
+        """Unpublishes a shard. Its slot is then free."""
         drop_record(self.ram_dir, name)
         self._forget(name)
         self._unread.discard(name)
 
     def remove(self, name: str) -> None:
-        """Un-publishes a shard and gives its memory back."""
+        """Unpublishes a shard and frees its memory."""
         self.drop(name)
         self._maps.pop(name, None)
         self._path(name, "data").unlink(missing_ok=True)
 
     def free_name(self, stem: str, slots: int, keep: Collection[SaveId] | None) -> str:
-        """A name for a new shard; never that of one that could not be read.
+        """A name for a new shard, but never that of a shard that could not be read.
 
         Args:
-            stem: as `own_stem` and its neighbours make it.
-            slots: how many names a stem normally has.
-            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing at all,
-                rather go beyond `slots`.
+            stem: from `own_stem` or a similar function.
+            slots: normal number of names of a stem.
+            keep: saves whose shards must stay; others may be replaced, oldest first. None: replace nothing, and use
+                more than `slots` names if necessary.
         """
         shards = self.shards()
         taken = shards.keys() | {name for name in self._unread if self._path(name, "json").exists()}
@@ -183,9 +186,9 @@ class Store(Generic[R]):
         return next(name for slot in count(slots) if (name := str(StoredName(stem, slot))) not in taken)
 
     def tidy(self, stems: Collection[str], slots: int, keep: Collection[SaveId]) -> None:
-        """After a commit: gives back the memory of names beyond the normal ones that no kept save needs.
+        """After a commit: frees the memory of additional names that no kept save needs.
 
-        What could not be read is older than what has committed, so its slots are free again.
+        Shards that could not be read are older than the commit, so their names are free again.
         """
         for unread in list(self._unread):
             with suppress(OSError):
@@ -218,7 +221,7 @@ class Store(Generic[R]):
             self.drop(name)
 
     def _leave_out(self, name: str, error: OSError) -> None:
-        """Neither held nor free: what keeps us from reading it may be gone the next time."""
+        """Neither offers nor replaces a shard, because the error that prevents reading it may be temporary."""
         self._forget(name)
         if name not in self._unread:
             log.warning("%s: %s; left out, and left as it is", name, error)
@@ -236,7 +239,7 @@ class Store(Generic[R]):
         return self.ram_dir / f"{name}.{kind}"
 
     def _map(self, name: str, descriptor: int, nbytes: int) -> memoryview:
-        """Maps are kept while their file is the same: page tables of large slots are dear."""
+        """The map of a file, kept while the file is the same, because page tables of large slots take time."""
         status = os.fstat(descriptor)
         if status.st_size < nbytes:
             raise AgentError(f"{self._path(name, 'data')}: got {status.st_size} bytes, expected at least {nbytes}")
@@ -255,14 +258,14 @@ class MemoryStore(Store[ShardRecord]):
     _kinds, _load, _publish = (OWN, COPY), staticmethod(read_record), staticmethod(write_record)
 
     def find(self, save: SaveId, rank: int) -> list[str]:
-        """Names under which a shard is held, this node's own before copies."""
+        """The names of a rank's shards, this node's own before copies."""
         return sorted(
             (name for name, record in self.shards().items() if (record.save, record.rank) == (save, rank)),
             key=lambda name: (name not in self._verified, kind_of(name) != OWN, name),
         )
 
     def file_bytes(self, *kinds: str) -> int:
-        """The memory of files of these kinds, whatever lies there."""
+        """The memory of all files of these kinds, with or without a record."""
         with os.scandir(self.ram_dir) as files:
             own = [file.path for file in files if kind_of(file.name) in kinds]
         total = 0
@@ -278,12 +281,12 @@ class ParityStore(Store[ParityRecord]):
     _kinds, _load, _publish = (PARITY,), staticmethod(read_parity), staticmethod(write_parity)
 
     def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:
-        """Names of a member's parity over a set."""
+        """The names of a member's parity over a set."""
         wanted = (save, over, index)
         return sorted(name for name, r in self.shards().items() if (r.save, r.over, r.index) == wanted)
 
 
 def block_ranges(data: memoryview, blocks: Iterable[int] | None = None) -> Iterator[memoryview]:
-    """The bytes of some blocks of a shard (all when None), in order."""
+    """The bytes of some blocks of a shard (None: all), in order."""
     for block in range(-(-len(data) // BLOCK_BYTES)) if blocks is None else blocks:
         yield data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]

@@ -1,4 +1,4 @@
-"""Whole shards and parts of shards, moved from one node's memory to another's."""
+"""Moves whole shards and parts of shards from one node's memory to another's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 
 
 class Exchange:
-    """Asks other agents for shards, and serves them ours. Data goes from map to map, never through the heap."""
+    """Requests shards from other agents, and serves this node's. Data moves from map to map, never through the heap."""
 
     def __init__(self, peers: Peers, memory_store: MemoryStore, node_disk: NodeDisk) -> None:
         self._peers = peers
@@ -23,7 +23,7 @@ class Exchange:
         peers.serve(self)
 
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
-        """The record of a shard that another node holds; raises PeerError."""
+        """The record of another node's shard. Raises PeerError."""
         answer = await self._peers.call(node, "record", save=save.to_json(), rank=rank)
         record = ShardRecord.from_json(answer["record"])
         if (record.save, record.rank) != (save, rank):
@@ -35,9 +35,9 @@ class Exchange:
         self, node: int, record: ShardRecord, into: Iterable[memoryview], blocks: Sequence[int] | None,
         landed: Callable[[memoryview], None] | None = None,
     ) -> None:  # fmt: skip
-        """Fills the memory for the named blocks (None: all), one after the other; not verified. Raises PeerError.
+        """Fills memory with the given blocks (None: all), one after another, without verification. Raises PeerError.
 
-        `landed` is given each block, in order, as soon as it is there.
+        `landed` is called with each block, in order, once it has arrived.
         """
         await self._peers.pull(
             node, "shard_bytes", into, landed=landed,
@@ -45,19 +45,19 @@ class Exchange:
         )  # fmt: skip
 
     async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
-        """Makes a verified shard `name` here of the one that another node holds.
+        """Copies another node's shard to `name` here, verified.
 
-        What the name held before is given up first. Whatever goes wrong, no unverified bytes get a record.
+        The previous shard of this name is dropped first. Unverified bytes never get a record.
 
         Raises:
-            PeerError: the node does not have it, or what it sent does not verify.
+            PeerError: the node does not have it, or its bytes do not verify.
             OSError: memory is full.
         """
         record = await self.record(node, save, rank)
         sums: list[str] = []
         with self._memory_store.filling(name, nbytes := record.layout.nbytes) as room:
             into = (room(*span_of(block, nbytes)) for block in range(block_count(nbytes)))
-            # Each while the caches still have it, in this thread: half a millisecond, and the next ones arrive.
+            # each block while it is in the caches, in this thread: half a millisecond, while the next ones arrive
             await self.fetch(node, record, into, None, landed=lambda block: sums.append(checksum(block)))
             if damaged := [i for i, (got, sealed) in enumerate(zip(sums, record.blocks, strict=True)) if got != sealed]:
                 where = f"node {self._peers.nodes[node]}: block {damaged[0]}"
@@ -77,7 +77,7 @@ class Exchange:
         self._peers.push(source, message["tag"], ranges(blocks))
 
     def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
-        """A shard's record, and how to get its blocks: from memory, else from this node's disk."""
+        """A shard's record, and a function that gives its blocks: from memory, else from this node's disk."""
         save, rank = SaveId.from_json(message["save"]), message["rank"]
         if names := self._memory_store.find(save, rank):
             record = self._memory_store.record(names[0])
