@@ -57,7 +57,7 @@ def test_a_hyperpod_script_without_a_checkpointer_stops_and_its_last_save_is_flu
         while not elastic_event_detected():
             step += 1
     writer = SageMakerTieredStorageWriter(SageMakerCheckpointConfig(namespace="ns", world_size=1), step)
-    dcp.save({"w": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    dcp.save({"w": torch.ones(3)}, storage_writer=writer)
     opened = elastic_event.opened()
     assert opened is not None
     opened.close()

@@ -13,7 +13,7 @@ from ckpt.errors import ConfigError
 from ckpt.sagemaker import SageMakerCheckpointConfig
 from ckpt.tiers.posix import SharedTier
 
-# As in HyperPod's own documentation, but for the import and the path.
+# As in HyperPod's own documentation, but for the import, the path, and an earlier wait.
 SCRIPT = """
 import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import async_save, load
@@ -30,12 +30,12 @@ if first > 1:
     assert state_dict["step"] == first - 1 and state_dict["model"]["w"].eq(first - 1).all(), state_dict
 future = None
 for training_step in range(first, last + 1):
+    if future is not None:
+        future.result()  # before the tensor changes: torch 2.6 copies none that is on the CPU
     state_dict["model"]["w"] += 1
     state_dict["step"] = training_step
     checkpoint_config.save_to_s3 = training_step % 3 == 0
     writer = SageMakerTieredStorageWriter(checkpoint_config=checkpoint_config, step=training_step)
-    if future is not None:
-        future.result()
     future = async_save(state_dict=state_dict, storage_writer=writer)
 future.result()
 dist.destroy_process_group()

@@ -47,7 +47,7 @@ def test_an_iteration_that_another_has_overtaken_is_refused() -> None:
     old = iter(loader)
     next(old)
     next(iter(loader))
-    with pytest.raises(StateError, match="left for a later one"):
+    with pytest.raises(StateError, match="a later iteration has begun"):
         next(old)
     current = iter(loader)
     next(current)
