@@ -47,10 +47,13 @@ class BrokenJob:
         folder: the user's own, on a file system that the nodes share; made anew.
         changes: of the job file: 2 nodes, 2 workers on each, 1 spare, partner copies every 10 steps. None leaves a
             key out.
+        tiers: more tiers of its checkpoint.
         flags: further flags of `holdfast submit`.
     """
 
-    def __init__(self, cluster: Any, folder: Path, *flags: str, **changes: Any) -> None:
+    def __init__(
+        self, cluster: Any, folder: Path, *flags: str, tiers: Mapping[str, Any] | None = None, **changes: Any
+    ) -> None:
         checkpoint = {
             "namespace": folder.name,
             "memory": {"every_steps": EVERY, "keep": 2},
@@ -64,7 +67,7 @@ class BrokenJob:
             "spares": 1,
             "workers_per_node": 2,
             "restart": {"hang_timeout_s": HANG_S},
-            "checkpoint": checkpoint,
+            "checkpoint": checkpoint | dict(tiers or {}),
         } | changes
         self.cluster = cluster
         self.workers_per_node = 2 if job["workers_per_node"] is None else job["workers_per_node"]

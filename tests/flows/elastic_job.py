@@ -29,6 +29,7 @@ class ElasticJob(SupervisedJob):
         nodes: of the base.
         slurm: further sbatch options of the base.
         args: of the script.
+        tiers: more tiers of its checkpoint.
         elastic: keys of the section `elastic`.
     """
 
@@ -40,6 +41,7 @@ class ElasticJob(SupervisedJob):
         nodes: int = 2,
         slurm: dict[str, Any] | None = None,
         args: tuple[str, ...] = (),
+        tiers: dict[str, Any] | None = None,
         **elastic: Any,
     ) -> None:
         super().__init__(
@@ -48,6 +50,7 @@ class ElasticJob(SupervisedJob):
             nodes=nodes,
             spares=0,
             workers_per_node=1,
+            tiers=tiers,
             args=list(args),
             restart={"hang_timeout_s": 20},
             elastic=ELASTIC | elastic,

@@ -1,4 +1,4 @@
-"""What a booster that is killed outright has left in its node's memory: it goes, and the base's memory stays."""
+"""What a booster leaves on its node: nothing where it has time, and nothing in memory where it is killed outright."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from elastic_job import SIZE_S, ElasticJob
+from elastic_job import SIZE_S, ElasticJob, urgent
 
 from slurm.testbed import TestCluster
 
@@ -44,3 +44,26 @@ def test_the_epilog_frees_it_or_the_next_boosters_runner(three: Any, steady_dige
     for other in base:
         assert job.memory_on(other).split()[0].endswith(f"slurm-{three.name}-{job.job_id}")
     job.finish(steady_digests)
+
+
+def test_a_booster_that_is_preempted_leaves_nothing_in_memory_and_no_step_on_the_disk(
+    slurm_cluster: Any, steady_digests: dict[int, str]
+) -> None:
+    four = slurm_cluster
+    tiers = {"nvme": {"path": str(four.nvme), "every_steps": 10}}
+    job = ElasticJob(four, four.home / "disk", max_nodes=3, tiers=tiers)
+
+    def on_disk(node: str) -> str | None:
+        list_steps = ["sh", "-c", f"ls -d {four.nvme}/{node}/disk/step-* 2>/dev/null; true"]
+        return str(four.run_on_node(node, list_steps).stdout) or None
+
+    grown = job.until_size(3)
+    base, node = grown["nodes"][:2], grown["nodes"][2]
+    job.watch.until(lambda: on_disk(node), SIZE_S, "step on the booster's disk")
+    taker = urgent(four, 2)  # one node is free
+    job.until_size(2, grown["attempt"])
+    job.watch.until(lambda: None if on_disk(node) or job.memory_on(node) else True, SIZE_S, "end of all it has left")
+    assert not job.watch.events("fault"), job.watch.story()
+    four.run_as_user(["scancel", taker])
+    job.finish(steady_digests)
+    assert all(map(on_disk, base))  # the job has ended: what it left there stays
