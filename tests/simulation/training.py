@@ -83,7 +83,7 @@ class Training:
         self.changed()
 
     def _show_life(self) -> None:
-        if self.pause_kind == "active" and not self.is_over:
+        if self.pause_kind == "active" and not self.is_over and self.hung is None:
             self.alive_s = self.alive_s if self.has_agents else self.world.clock.now
             self._tell_progress()
             self.world.clock.after(LIFE_S, self._show_life)
