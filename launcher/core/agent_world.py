@@ -79,20 +79,23 @@ def on_ended(turn: Turn, given: AgentsEnded) -> None:
 
 def on_lost(turn: Turn, given: AgentLost) -> None:
     """A node's agent has ended before it was released."""
-    if given.generation == turn.state.agents.generation:
-        turn.set_agents(makes_way=False)
+    world = turn.state.agents
+    if given.generation == world.generation:
+        turn.set_agents(makes_way=False, gone=world.gone.insert(given.node))
         _judge_later(turn, given.node, given.reason)
 
 
 def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
-    """A node's agent has ended after it was released.
+    """A node's agent has ended after it was released."""
+    turn.set_agents(gone=turn.state.agents.gone.insert(given.node))
 
-    If a launcher reports the end of all agents, its report counts.
-    """
-    world = turn.state.agents
-    if not world.has_launcher and given.node not in turn.state.holders:
-        gone = world.gone.insert(given.node)
-        turn.set_agents(gone=gone, is_ended=world.is_ended or len(gone) >= len(turn.attempt.nodes))
+
+def have_ended(turn: Turn) -> bool:
+    """Whether no agent of the training nodes is left. A launcher that reports the end of all agents is waited for."""
+    world, attempt = turn.state.agents, turn.attempt
+    if world.has_launcher or world.is_ended:
+        return world.is_ended
+    return all(node in world.gone or node in attempt.lost for node in attempt.nodes)
 
 
 def on_restored(turn: Turn, given: Restored) -> None:

@@ -281,8 +281,8 @@ class AgentWorld:
         generation: 0 for the first agents; each replacement has the next number.
         back: the newest generation that has started.
         has_launcher: whether a launcher reports the end of all agents.
-        is_ended: whether all have ended.
-        gone: nodes whose agents have ended, if there is no launcher.
+        is_ended: whether the launcher has reported the end of all.
+        gone: nodes that have reported the end of their agents.
         judge_s: time at which to judge a loss, which may be that of the node.
         loss: the node and the reason of that loss.
         is_judged: whether this generation's loss has been judged.

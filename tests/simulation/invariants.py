@@ -329,9 +329,11 @@ class Invariants:
 
     def _check_heard(self, driver: Driver, before: State, message: Any, todo: Any) -> None:
         """What is only to be recorded is, and a wish for another size."""
+        if before.stage is Stage.ENDED:
+            return
         if type(message) is ScaleAsked:
             size = allowed(driver.job, message.nodes)
-            if driver.state.history.scale != size and before.stage is not Stage.ENDED:
+            if driver.state.history.scale != size:
                 raise Violation("what is asked is known", f"{size} nodes: {driver.state.history.scale} are wanted")
             self._scaled_s = self._world.clock.now
             return

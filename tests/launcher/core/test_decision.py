@@ -533,6 +533,18 @@ def test_an_attempt_goes_on_where_all_its_runners_come_back() -> None:
     assert play.end is not None and play.end.outcome == "done"
 
 
+def test_agents_that_are_lost_after_a_take_over_as_training_ends_are_not_waited_for() -> None:
+    """No launcher reports the end of agents that another supervisor started."""
+    play = taken_over(back=("n1", "n2"), has_checkpoint=True)
+    play.silent = {do.Send}
+    play.end_well(step=7)
+    lost = inputs.AgentLost(node="n1", attempt=0, generation=0, reason="gone")
+    play.give(lost)
+    assert not play.orders(Order.KILL)
+    play.give(inputs.AgentEnded(node="n2", attempt=0))
+    assert play.orders(Order.KILL)
+
+
 def test_workers_that_a_supervisor_before_asked_to_stop_are_not_done() -> None:
     """Its order reached them after the successor had read the record."""
     play = taken_over(back=("n1", "n2"))
