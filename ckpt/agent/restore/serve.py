@@ -235,7 +235,7 @@ class Loading(Part):
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
             raise AgentError(f"rank {rank}: blocks {wanted} asked for, the shard has {count}")
         missing = [block for block in wanted if block not in fetched.blocks]
-        if missing:
+        if missing or not count:  # an empty shard has a file too
             try:
                 spans = [span_of(block, nbytes) for block in missing]
                 with self._memory_store.room_for(fetched_name(rank), nbytes, spans) as room:
