@@ -98,5 +98,8 @@ def test_an_agent_takes_no_more_for_a_large_state(tmp_path: Path, memory: Path, 
         found.append(peaks(ram, tmp_path / str(mib), below, peers, mib))
         shutil.rmtree(ram)
     small, large = found
-    for phase in small:
-        assert large[phase] - small[phase] < BUFFERS_MIB and large[phase] < LIMIT_MIB + BUFFERS_MIB, (phase, found)
+    for phase in small:  # a phase of the small state may be over before its peak is seen
+        assert large[phase] - max(small.values()) < BUFFERS_MIB and large[phase] < LIMIT_MIB + BUFFERS_MIB, (
+            phase,
+            found,
+        )

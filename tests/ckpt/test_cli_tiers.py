@@ -122,7 +122,8 @@ def test_a_server_that_is_away_is_one_line_and_no_damage(
     bucket: Stored, monkeypatch: pytest.MonkeyPatch, verb: str, code: int
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("ckpt.tiers.lookup.S3Options", partial(S3Options, attempts=1))
+    for module in ("lookup", "s3"):
+        monkeypatch.setattr(f"ckpt.tiers.{module}.S3Options", partial(S3Options, attempts=1))
     result = run(verb, bucket.tier.where)
     assert result.exit_code == code and len(result.stderr.splitlines()) == 1 and "127.0.0.1:9" in result.stderr
 

@@ -185,7 +185,8 @@ def test_a_bucket_whose_server_fails_for_one_object(monkeypatch: pytest.MonkeyPa
     with answering(answer) as options:
         monkeypatch.setenv("AWS_ENDPOINT_URL", str(options.endpoint_url))
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setattr("ckpt.tiers.lookup.S3Options", partial(S3Options, attempts=1, path_style=True))
+        for module in ("lookup", "s3"):
+            monkeypatch.setattr(f"ckpt.tiers.{module}.S3Options", partial(S3Options, attempts=1, path_style=True))
         check_unread("s3://bucket/x/ns", directory_name(save))
 
 

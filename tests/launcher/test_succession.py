@@ -262,4 +262,4 @@ def test_a_standby_outlives_the_sigint_that_slurm_sends_to_every_process_of_a_st
         await asyncio.wait_for(succession.close(), DEADLINE_S)
 
     asyncio.run(scene())
-    assert "the supervisor of term 1 lives" in capfd.readouterr().err
+    assert "the supervisor of term 1 is alive" in capfd.readouterr().err
