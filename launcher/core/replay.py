@@ -207,15 +207,20 @@ def _node_ready(history: History, event: Event) -> History:
     history = replace(history, runners=history.runners.insert(node))
     if allocation is None:
         return history
-    boosters, holders = [], history.holders
+    boosters = []
     for booster in history.boosters:
         if node in booster.nodes and booster.allocation != allocation:  # its memory ended with that allocation
-            holders = _without(holders, node)
+            history = _without_memory(history, node)
         nodes = tuple(other for other in booster.nodes if other != node)
         if booster.allocation == allocation:
             nodes = booster.nodes if node in booster.nodes else (*nodes, node)
         boosters.append(replace(booster, nodes=nodes))
-    return replace(history, boosters=tuple(boosters), holders=holders)
+    return replace(history, boosters=tuple(boosters))
+
+
+def _without_memory(history: History, node: str) -> History:
+    """A node has no shards any more."""
+    return replace(history, holders=_without(history.holders, node), trained=_without(history.trained, node))
 
 
 def _without(nodes: tuple[str, ...], node: str) -> tuple[str, ...]:
@@ -263,7 +268,10 @@ def _node_out(history: History, event: Event) -> History:
         is_lost=bool(event.get("lost")),
         is_environment=bool(event.get("environment")),
     )
-    return replace(history, out=history.out.insert(node, out), holders=_without(history.holders, node))
+    history = replace(history, out=history.out.insert(node, out))
+    if not out.is_lost:  # its runner is told to remove its memory
+        return _without_memory(history, node)
+    return replace(history, holders=_without(history.holders, node))
 
 
 def _node_back(history: History, event: Event) -> History:

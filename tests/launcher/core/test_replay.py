@@ -207,6 +207,13 @@ def test_the_nodes_that_hold_the_newest_step_are_known() -> None:
         ({"event": "commit", "attempt": 0, "step": 8, "tier": "shared"}, ("n1", "n2", "n3")),
         ({"event": "attempt_start", "attempt": 2, "nodes": ["n3", "n4"]}, ("n1", "n2", "n3", "n4")),
         ({"event": "commit", "attempt": 2, "step": 9, "tier": "memory"}, ("n3", "n4")),
+        ({"event": "node_out", "node": "n3", "reason": "silent", "lost": True}, ("n3", "n4")),
+        ({"event": "node_out", "node": "n4", "reason": "cannot start workers"}, ("n3",)),
+        ({"event": "booster_asked", "allocation": "b1", "nodes": 1}, ("n3",)),
+        ({"event": "node_ready", "node": "x1", "allocation": "b1"}, ("n3",)),
+        ({"event": "attempt_start", "attempt": 3, "nodes": ["n1", "x1"]}, ("n3", "n1", "x1")),
+        ({"event": "booster_asked", "allocation": "b2", "nodes": 1}, ("n3", "n1", "x1")),
+        ({"event": "node_ready", "node": "x1", "allocation": "b2"}, ("n3", "n1")),
     ):
         history = apply(history, {"time": 2.0, **event})
         assert history.trained == nodes, event
