@@ -166,10 +166,9 @@ def choose(
     bad = [node for node in before if node in usable and node in avoid]
     _replace(bad[: len(usable) - size], good, place, distance)
     there = [place[node] for node in before if place[node] in usable]
-    best = sorted(there, key=lambda node: node in avoid)[:size]
+    best = frozenset(sorted(there, key=lambda node: node in avoid)[:size])
     kept = [node for node in there if node in best]
-    spares = [node for node in spares if node not in kept]
-    more = spares[: size - len(kept)]
+    more = [node for node in spares if node not in best][: size - len(kept)]
     nodes = _join(more, kept, distance) if kept else more
     return Choice(nodes=tuple(nodes), has_shrunk=size < len(before))
 
