@@ -431,7 +431,15 @@ def test_a_node_whose_connection_broke_is_a_spare_again_when_its_runner_is_back(
     assert play.out.keys() == {"n3"}
 
 
-def test_a_node_that_is_back_is_no_spare_before_nothing_of_its_attempt_is_left() -> None:
+@pytest.mark.parametrize(
+    "report",
+    [
+        inputs.WorkersKilled(node="n2", attempt=0, left=(17,)),
+        inputs.NodeBroken(node="n2", reason="cannot start workers", is_environment=False),
+    ],
+)
+def test_a_node_that_is_back_and_cannot_train_is_out_for_good(report: inputs.Input) -> None:
+    """It is no spare before nothing of its attempt is left."""
     play = Play(make_job(3, train=2))
     play.run()
     play.lose("n2")
@@ -439,18 +447,7 @@ def test_a_node_that_is_back_is_no_spare_before_nothing_of_its_attempt_is_left()
     play.silent = {do.Send}
     play.come("n2", attempt=0)
     assert play.in_phase(Phase.RETURNING) == ["n2"] and play.out.keys() == {"n2"}
-    play.give(inputs.WorkersKilled(node="n2", attempt=0, left=(17,)))
-    assert play.in_phase(Phase.OUT) == ["n2"] and not play.state.members["n2"].is_lost
-
-
-def test_a_node_that_cannot_train_as_it_comes_back_is_out_for_good() -> None:
-    play = Play(make_job(3, train=2))
-    play.run()
-    play.lose("n2")
-    play.train()
-    play.silent = {do.Send}
-    play.come("n2", attempt=0)
-    play.give(inputs.NodeBroken(node="n2", reason="cannot start workers", is_environment=False))
+    play.give(report)
     assert play.in_phase(Phase.OUT) == ["n2"] and not play.state.members["n2"].is_lost
 
 
