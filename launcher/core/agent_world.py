@@ -218,7 +218,8 @@ def _renew(turn: Turn) -> None:
     """Ends the rest of the lost world, and starts another one."""
     attempt, generation = turn.attempt, turn.state.agents.generation + 1
     turn.do(KillAgents())
-    turn.set_agents(generation=generation, has_launcher=True, is_ended=False, is_judged=False, gone=HashTrieSet())
+    turn.set_agents(generation=generation, has_launcher=True, is_ended=False, gone=HashTrieSet())
+    turn.set_agents(is_judged=False, judge_s=None)
     turn.do(Send(nodes=nodes(turn), order=Order.RENEW_AGENT, attempt=attempt.number, generation=generation))
     _launch(turn, generation=generation)
 

@@ -20,7 +20,7 @@ from launcher.core.faults import (
     Fault,
     root_cause,
 )
-from launcher.core.hang import suspect
+from launcher.core.hang import Stall, suspect
 from launcher.core.inputs import (
     EventsWritten,
     OwnCheckpointsSeen,
@@ -143,8 +143,8 @@ def next_s(turn: Turn) -> list[float | None]:
     if attempt.phase in AT_WORK:
         found.append(_stop_deadline_s(turn))
     if attempt.phase is AttemptPhase.TRAINING:
-        if _stop_deadline_s(turn) is None:
-            found.append(state.hang.due_s(_hangs(turn), tells_steps=_tells_steps(turn)))
+        if _stop_deadline_s(turn) is None and not state.is_isolated:
+            found.append(state.hang.due_s(_hangs(turn), tells_steps=turn.state.history.tells_steps))
     elif attempt.phase is AttemptPhase.RETURNING:
         found.append(_return_deadline_s(turn, attempt.others_s))
     elif attempt.phase is AttemptPhase.FINDING_CAUSE:
@@ -235,12 +235,12 @@ def _train(turn: Turn) -> None:
     _pass_on_stop(turn)
     if _is_over(turn):
         _end(turn)
-    elif _stop_deadline_s(turn) is None:
-        stall = turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn))
+    elif _stop_deadline_s(turn) is None and not turn.state.is_isolated:  # else steps are made that are not heard of
+        stall = _stall(turn)
         if stall is not None:
             attempt = turn.attempt
             turn.enter_phase(AttemptPhase.JUDGING)
-            turn.set_attempt(stall=stall, stacks=HashTrieMap(), fault_s=turn.now_s)
+            turn.set_attempt(stall_reason=stall.reason, stacks=HashTrieMap(), fault_s=turn.now_s)
             turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
 
 
@@ -249,19 +249,20 @@ def _judge(turn: Turn) -> None:
     attempt = turn.attempt
     _pass_on_stop(turn)
     if _is_over(turn):  # for example because a node was lost, which is then the cause
-        turn.set_attempt(stall=None, fault_s=turn.now_s)
+        turn.set_attempt(fault_s=turn.now_s)
         _end(turn)
+        return
+    if turn.state.is_isolated:
+        turn.set_attempt(fault_s=None)
+        turn.enter_phase(AttemptPhase.TRAINING)
         return
     if len(attempt.stacks) < len(attempt.nodes) and not turn.has_passed(STACKS_TIMEOUT_S):
         return
-    stall = attempt.stall
-    turn.set_attempt(stall=None)
+    stall = _stall(turn)
     turn.enter_phase(AttemptPhase.TRAINING)
     if stall is None:
-        return
-    if turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=_tells_steps(turn)) is None:
         turn.set_attempt(fault_s=None)
-        turn.record("problem", attempt=attempt.number, what=f"{stall.reason}; then it went on")
+        turn.record("problem", attempt=attempt.number, what=f"{attempt.stall_reason}; then it went on")
         return
     stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
     suspicion = suspect(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
@@ -323,7 +324,6 @@ def _decide(turn: Turn) -> None:
             reason = "its workers were asked to stop by a supervisor that is gone"
             turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
     turn.set_attempt(outcome=outcome)
-    turn.record_faults()
     if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
@@ -341,7 +341,7 @@ def _is_committed(turn: Turn) -> bool:
     """Whether the step at which all ranks stopped is committed. The next attempt takes it from memory, so agents need
     not write it to the lower tiers."""
     attempt = turn.attempt
-    return _tells_steps(turn) and attempt.step is not None and 0 < attempt.step <= attempt.committed_step
+    return turn.state.history.tells_steps and attempt.step is not None and 0 < attempt.step <= attempt.committed_step
 
 
 def _look(turn: Turn) -> None:
@@ -439,11 +439,11 @@ def _cause_window_s(attempt: Attempt) -> float:
     return CAUSE_WINDOW_S if is_clear else SECONDARY_CAUSE_WINDOW_S
 
 
+def _stall(turn: Turn) -> Stall | None:
+    return turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=turn.state.history.tells_steps)
+
+
 def _hangs(turn: Turn) -> int:
     """The number of hangs since the last new step."""
     history, slowest = turn.state.history, turn.state.hang.step
     return 0 if slowest is not None and slowest > history.hang_step else history.hangs
-
-
-def _tells_steps(turn: Turn) -> bool:
-    return turn.state.history.tells_steps or turn.state.hang.step is not None

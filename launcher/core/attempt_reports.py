@@ -127,6 +127,10 @@ def on_committed(turn: Turn, given: Committed) -> None:
     committed_step = max(attempt.committed_step, given.step)
     turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
     turn.see_step(given.step)
+    hang = turn.state.hang
+    if hang.step is not None and given.step > hang.step:  # all ranks have finished it
+        hang = hang.note(given.step, turn.now_s, is_active=True, is_over=hang.is_over, rank_ended=hang.rank_ended)
+        turn.set(hang=hang)
     turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
 
 

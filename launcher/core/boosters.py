@@ -18,6 +18,7 @@ from launcher.core.inputs import (
     NodeJoined,
     NodeLost,
     NodeWarm,
+    Terminated,
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
@@ -118,21 +119,15 @@ def take_stranger(turn: Turn, given: Input) -> None:
     asking = turn.state.asking
     if isinstance(given, NodeLost):
         turn.set(asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)))
-    elif isinstance(given, NodeWarm):
-        waiting = (_warm(each) if each.node == given.node else each for each in asking.waiting)
-        turn.set(asking=replace(asking, waiting=tuple(waiting)))
-
-
-def _warm(joined: NodeJoined) -> NodeJoined:
-    allocation, problem = joined.allocation, joined.problem
-    return NodeJoined(node=joined.node, attempt=joined.attempt, is_warm=True, problem=problem, allocation=allocation)
+    elif isinstance(given, NodeWarm | Terminated) and any(each.node == given.node for each in asking.waiting):
+        turn.set(asking=replace(asking, waiting=(*asking.waiting, given)))
 
 
 # The life of a booster
 
 
-def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined, ...]:
-    """The answer to AskAllocation. Returns the runners that connected before it, to be admitted now."""
+def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined | NodeWarm | Terminated, ...]:
+    """The answer to AskAllocation. Returns the inputs that it was needed for, to be handled now."""
     asking = turn.state.asking
     error = given.error or ("no allocation" if given.allocation is None else "")
     ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
@@ -192,8 +187,6 @@ def _forgive(turn: Turn, allocation: str) -> None:
 
 def on_terminated(turn: Turn, node: str) -> bool:
     """Whether a SIGTERM concerns only a booster, which then leaves."""
-    if node not in turn.state.members:
-        return True
     allocation = turn.member(node).allocation
     if turn.booster(allocation) is None:
         return False
@@ -210,6 +203,8 @@ def leave(turn: Turn, allocation: str, reason: str) -> None:
     if reason != SCALED_DOWN:
         ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s
         turn.set(asking=replace(turn.state.asking, ask_s=max(ask_s, turn.state.asking.ask_s)))
+    if not booster.nodes:
+        turn.record("booster_leaving", allocation=allocation, reason=reason)
     for node in booster.nodes:
         member = turn.member(node)
         if is_usable(member):
@@ -243,14 +238,13 @@ def next_s(turn: Turn) -> list[float | None]:
 
 
 def _let_go(turn: Turn, booster: Booster) -> None:
-    allocation = booster.allocation
-    if _may_dismiss(turn):
-        for node in booster.nodes:
-            if not _is_in_use(turn, node):
-                turn.do(Dismiss(node=node, forget=True, allocation=allocation))
-                _remove(turn, node, allocation)
-    booster = turn.booster(allocation) or booster
-    if booster.nodes:
+    allocation, stays = booster.allocation, not _may_dismiss(turn)
+    kept = [node for node in booster.nodes if stays or _is_in_use(turn, node)]
+    for node in booster.nodes:
+        if node not in kept:
+            turn.do(Dismiss(node=node, forget=True, allocation=allocation))
+            _remove(turn, node, allocation)
+    if kept:
         return
     if booster.has_ended:
         turn.set(boosters=tuple(each for each in turn.state.boosters if each.allocation != allocation))

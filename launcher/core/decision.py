@@ -55,7 +55,7 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
     runners = tuple(node for node in candidates if node in history.runners) if job.is_take_over else ()
     if job.is_take_over:
         requests.go_on(turn, history)
-    if runners:
+    if runners or (job.is_take_over and history.is_done):
         stages.take_over(turn, runners)
     else:
         stages.start(turn)

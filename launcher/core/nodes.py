@@ -41,8 +41,15 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
 
 
 def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
-    for joined in boosters.on_asked(turn, given):
-        on_node_joined(turn, joined)
+    for kept in boosters.on_asked(turn, given):
+        if isinstance(kept, given_.NodeJoined):
+            on_node_joined(turn, kept)
+        elif kept.node is None or kept.node not in turn.state.members:
+            continue  # its runner has been sent away
+        elif isinstance(kept, given_.NodeWarm):
+            on_node_warm(turn, kept)
+        else:
+            boosters.on_terminated(turn, kept.node)
 
 
 def _return(turn: Turn, given: given_.NodeJoined) -> None:

@@ -69,6 +69,7 @@ class Running:
         fault: the first fault, which is decisive; None if there is none.
         is_resizing: whether it ends so that one of another size can begin.
         is_free: whether it ended for a resize or a preempted booster; then the next one is not counted as a restart.
+        is_done: whether the script has ended its training.
     """
 
     number: int
@@ -85,6 +86,7 @@ class Running:
     fault: Event | None = None
     is_resizing: bool = False
     is_free: bool = False
+    is_done: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,11 @@ class History:
     scale: int | None = None
 
     @property
+    def is_done(self) -> bool:
+        """Whether the script has ended its training since the job's last start."""
+        return self.attempt is not None and self.attempt.is_done
+
+    @property
     def running_attempt(self) -> Running | None:
         """The attempt whose workers run, if none of its nodes is out."""
         attempt = self.attempt
@@ -238,7 +245,7 @@ def _booster_asked(history: History, event: Event) -> History:
     return replace(history, boosters=(*history.boosters, RecordedBooster(allocation=event["allocation"])))
 
 
-def _node_leaving(history: History, event: Event) -> History:
+def _leaving(history: History, event: Event) -> History:
     return _of_booster(history, event, is_leaving=True)
 
 
@@ -367,7 +374,8 @@ def _stop_requested(history: History, event: Event) -> History:
 
 
 def _attempt_end(history: History, event: Event) -> History:
-    history = _judge(_of_attempt(history, event, has_ended=True))
+    is_done = event.get("outcome") == "done"
+    history = _judge(_of_attempt(history, event, has_ended=True, is_done=is_done))
     if event.get("outcome") == "resized":
         return _of_attempt(history, event, is_free=True)
     tells_gains = history.has_checkpoint or history.gains.file_s is not None
@@ -435,7 +443,8 @@ _FOLDS = {
     "own_checkpoint": _own_checkpoint,
     "booster_asked": _booster_asked,
     "booster_end": _booster_end,
-    "node_leaving": _node_leaving,
+    "booster_leaving": _leaving,
+    "node_leaving": _leaving,
     "scale_requested": _scale_requested,
     "resize": _resize,
     "holders_released": _holders_released,

@@ -182,7 +182,7 @@ def _settle(turn: Turn) -> None:
 def _may_grow(turn: Turn) -> bool:
     """False until the attempt has more progress than the last one, and while it could not be saved."""
     state, attempt = turn.state, turn.attempt
-    if state.holders or (state.job.has_checkpoint and not (attempt.restored and agent_world.is_whole(turn))):
+    if state.holders or (state.job.has_checkpoint and not agent_world.is_whole(turn)):
         return False
     return attempt.first_step_seen or attempt.committed_step > 0 or not state.history.tells_steps
 

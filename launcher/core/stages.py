@@ -16,7 +16,7 @@ from launcher.core.commands import (
 from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
 from launcher.core.recovery import choose_rung
-from launcher.core.state import Sigterm, Stage
+from launcher.core.state import Resize, Sigterm, Stage
 from launcher.core.turn import Turn
 
 NODE_START_TIMEOUT_S = 120.0
@@ -50,10 +50,12 @@ def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     job, running = turn.state.job, turn.state.history.running_attempt
     turn.set(rung="takeover")
     _leave_out(turn, are_lost=True)
+    if turn.state.history.is_done:
+        ending.finish(turn, "done", "")
+        return
     turn.do(AwaitReturn(nodes=runners))
     turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
     if running is not None:
-        turn.set(positions=running.nodes)
         attempt.resume(turn, running)
         turn.enter(Stage.ATTEMPT)
     silent = job.predecessor if job.is_predecessor_silent else None
@@ -223,7 +225,7 @@ def _choose(turn: Turn) -> None:
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
     rung = choice.rung_of(state.rung, before, chosen)
-    turn.set(positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None)
+    turn.set(positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None, resize=Resize())
     members = turn.state.members
     spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)

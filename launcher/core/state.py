@@ -12,8 +12,8 @@ from enum import Enum
 from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import Fault, WorkerFailure
-from launcher.core.hang import Hang, RankStack, Stall
-from launcher.core.inputs import NodeJoined
+from launcher.core.hang import Hang, RankStack
+from launcher.core.inputs import NodeJoined, NodeWarm, Terminated
 from launcher.core.members import Members
 from launcher.core.replay import History
 
@@ -137,13 +137,13 @@ class Asking:
         is_asked: whether a request has not been answered yet.
         ask_s: the earliest time of the next request.
         error: why the last request failed.
-        waiting: runners that have connected meanwhile from allocations that are not known yet.
+        waiting: what has been heard meanwhile from runners of allocations that are not known yet, oldest first.
     """
 
     is_asked: bool = False
     ask_s: float = 0.0
     error: str = ""
-    waiting: tuple[NodeJoined, ...] = ()
+    waiting: tuple[NodeJoined | NodeWarm | Terminated, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class Attempt:
     first_step_seen: bool = False
     stop_sent: bool = False
     is_stopped: bool = False
-    stall: Stall | None = None
+    stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
     others_s: float | None = None
 

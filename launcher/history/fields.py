@@ -79,6 +79,7 @@ EVENTS: Mapping[str, EventKind] = {
     "node_leaving": _kind("Slurm takes a booster's node back.", "node allocation", allocation=TEXT, reason=TEXT),
     "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
     "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
+    "booster_leaving": _kind("A booster that has no node yet is given up.", "allocation", allocation=TEXT, reason=TEXT),
     "booster_end": _kind("A booster has ended.", "allocation", allocation=TEXT, reason=TEXT),
     "scale_requested": _kind("A user has requested another number of nodes.", "nodes", nodes=COUNT),
     "resize": _kind(

@@ -110,6 +110,8 @@ class Size:
     def _on_node_leaving(self, event: Event) -> None:
         self._change(event, leaves=event.get("reason") or "preempted")
 
+    _on_booster_leaving = _on_node_leaving
+
     def _on_booster_end(self, event: Event) -> None:
         booster = self._boosters.pop(event["allocation"], None)
         why = booster.leaves if booster is not None and booster.leaves else event.get("reason") or "it has ended"

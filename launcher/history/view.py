@@ -116,6 +116,8 @@ def describe(event: Event) -> str:
             return f"booster {event.get('allocation')} of {plural(event.get('nodes'), 'node')} submitted"
         case "booster_waits":
             return f"booster {event.get('allocation')} waits in the queue{because}"
+        case "booster_leaving":
+            return f"booster {event.get('allocation')} is given up{because}"
         case "booster_end":
             return f"booster {event.get('allocation')} has ended{because}"
         case "node_leaving":

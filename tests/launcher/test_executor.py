@@ -370,13 +370,13 @@ def test_a_job_that_was_stopped_has_no_result_yet(home: Path, command: Any) -> N
 
 def test_a_local_job_gives_its_outcome_and_its_output(home: Path) -> None:
     executor = Executor(cluster="local")
-    executor.update_parameters(nodes=2, timeout_min=5)
+    executor.update_parameters(workers_per_node=2, timeout_min=5)
     job = executor.submit(Torchrun("train.py"))
     assert job.state == "RUNNING"
     assert job.result()["name"] == "done"
     assert job.state == "FINISHED" and "job_end" in (job.stdout() or "")
     assert (job.paths.folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
-    assert json.loads((job.paths.folder / "job.json").read_text())["nodes"] == 2
+    assert json.loads((job.paths.folder / "job.json").read_text())["workers_per_node"] == 2
 
 
 def test_a_local_job_that_fails_raises_its_cause(home: Path) -> None:
@@ -412,10 +412,10 @@ def test_a_job_that_is_being_preempted_is_asked_to_end_before_it_is_cancelled(ho
 
 
 def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
-    (home / "job.yaml").write_text("script: train.py\nnodes: 2\n")
+    (home / "job.yaml").write_text("script: train.py\nnodes: 1\n")
     run = [sys.executable, "-m", "launcher", "run", "job.yaml"]
     done = subprocess.run(run, check=True, capture_output=True, text=True)
-    assert "attempt 0 (start) on node0 node1" in done.stdout and done.stdout.splitlines()[-1].startswith("done")
+    assert "attempt 0 (start) on node0" in done.stdout and done.stdout.splitlines()[-1].startswith("done")
     (home / "train.py").write_text("raise SystemExit('wrong data')\n")
     failed = subprocess.run(run, check=False, capture_output=True, text=True)
     assert failed.returncode == 10 and "wrong data" in failed.stdout, failed.stdout
@@ -425,7 +425,7 @@ def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
 
 def test_a_torchrun_that_is_called_runs_where_it_is(home: Path) -> None:
     """Through submitit's DebugExecutor: in this process, on the local cluster."""
-    job = DebugExecutor(home / "logs").submit(Torchrun("train.py", nodes=2), "--more")
+    job = DebugExecutor(home / "logs").submit(Torchrun("train.py", workers_per_node=2), "--more")
     assert job.result()["name"] == "done"
     (folder,) = (home / "runs").iterdir()
     assert (folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
@@ -478,9 +478,9 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
         from launcher import Executor, Torchrun
         open("train.py", "w").write("import os; print(os.environ['RANK'])")
         executor = Executor()
-        executor.update_parameters(nodes=1, spares=1, timeout_min=10)
+        executor.update_parameters(nodes=1, timeout_min=10)
         job = executor.submit(Torchrun("train.py"))
-        print(job.result()["name"], job.state)
+        print(job.result()["name"], job.state, "attempt_start" in job.stdout())
         executor.update_parameters(slurm_additional_parameters={"hold": True})
         held = executor.submit(Torchrun("train.py"))
         print(held.state)
@@ -489,4 +489,4 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
     """
     lines = [line.strip() for line in program.splitlines()]
     done = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120)
-    assert done.stdout.split("\n")[:3] == ["done COMPLETED", "PENDING", "CANCELLED"]
+    assert done.stdout.split("\n")[:3] == ["done COMPLETED True", "PENDING", "CANCELLED"]

@@ -60,7 +60,8 @@ class LocalJob:
         (home / "script.py").write_text(SCRIPT)
         shared = {"path": str(home / "shared"), "every_steps": 100_000}
         checkpoint = {"namespace": "t", "memory": {"every_steps": 10}, "shared": shared}
-        self.spec = JobSpec.from_mapping({"script": "script.py", "nodes": 2, "checkpoint": checkpoint}, home)
+        mapping = {"script": "script.py", "nodes": 1, "workers_per_node": 2, "checkpoint": checkpoint}
+        self.spec = JobSpec.from_mapping(mapping, home)
         self.folder = home / "runs" / "1"
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -35,6 +35,8 @@ from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare
 from lifecycle.heal.lemons import read_incidents
 
+pytestmark = pytest.mark.long(seconds=150)
+
 # Every rank says that it runs, then waits to be let go; the names of both files hold attempt and rank.
 WAIT = """
 import os, pathlib, sys, time
@@ -121,7 +123,7 @@ import atexit
 atexit.register(print, "atexit ran")
 sys.exit()
 """
-    job = make_job(script, args=["--lr", 3e-4], workers_per_node=2, env={"MY_OWN": "x y"})
+    job = make_job(script, spares=0, args=["--lr", 3e-4], workers_per_node=2, env={"MY_OWN": "x y"})
     outcome = job.supervise()
     assert (outcome.name, outcome.exit_code) == ("done", 0)
     said = []
@@ -152,29 +154,16 @@ sys.exit()
 
 
 def test_preloaded_modules_are_loaded_once_for_all_attempts(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """A name in a lazy package loads the part that has it."""
     script = """
 import os, sys
-print("slow" in sys.modules, "missing" in sys.modules)
-import slow
-print(slow.PID == os.getpid(), sys.path.count(os.path.dirname(__file__)))
+print([name in sys.modules for name in ("slow", "missing", "lazy.part")])
+import slow, lazy.part
+print(slow.PID == os.getpid(), lazy.part.PID == os.getpid(), sys.path.count(os.path.dirname(__file__)))
 if os.environ["HOLDFAST_ATTEMPT"] == "0":
     os._exit(9)
 """
     (tmp_path / "slow.py").write_text("import os\nPID = os.getpid()")
-    job = make_job(script, nodes=1, spares=0, preload=["missing", "slow"])
-    assert job.supervise().name == "done"
-    assert [job.log(attempt, 0) for attempt in (0, 1)] == ["True False\nFalse 1\n"] * 2
-
-
-def test_a_preloaded_name_loads_the_part_of_a_lazy_package_that_has_it(
-    make_job: Callable[..., Job], tmp_path: Path
-) -> None:
-    script = """
-import os, sys
-print("lazy.part" in sys.modules)
-import lazy.part
-print(lazy.part.PID == os.getpid())
-"""
     (tmp_path / "lazy").mkdir()
     (tmp_path / "lazy" / "part.py").write_text("import os\nPID = os.getpid()")
     (tmp_path / "lazy" / "__init__.py").write_text(
@@ -182,9 +171,9 @@ print(lazy.part.PID == os.getpid())
         "    if name == 'Part':\n        return importlib.import_module('lazy.part').PID\n"
         "    raise AttributeError(name)\n"
     )
-    job = make_job(script, nodes=1, spares=0, preload=["lazy.Absent", "lazy.Part"])
+    job = make_job(script, nodes=1, spares=0, preload=["missing", "slow", "lazy.Absent", "lazy.Part"])
     assert job.supervise().name == "done"
-    assert job.log(0, 0) == "True\nFalse\n"
+    assert [job.log(attempt, 0) for attempt in (0, 1)] == ["[True, False, True]\nFalse False 1\n"] * 2
 
 
 def test_a_scripts_own_modules_win_over_those_of_the_same_name(
@@ -217,9 +206,9 @@ if os.environ["RANK"] == "1":
     raise ValueError(f"bad batch {os.getpid()}")
 time.sleep(600)
 """
-    outcome = make_job(script, spares=0).supervise()
+    outcome = make_job(script, nodes=1, spares=0, workers_per_node=2).supervise()
     assert (outcome.name, outcome.exit_code) == ("user_error", 10)
-    assert "rank 1 on node1 exited with code 1: ValueError: bad batch" in outcome.reason
+    assert "rank 1 on node0 exited with code 1: ValueError: bad batch" in outcome.reason
     assert 'script.py", line 4, in <module>' in outcome.reason and "runpy" not in outcome.reason
 
 
@@ -284,19 +273,19 @@ def test_lost_node_is_replaced_by_the_spare_in_its_place(make_job: Callable[...,
 
 
 def test_node_that_falls_silent_is_noticed_within_three_seconds(make_job: Callable[..., Job]) -> None:
-    job = make_job(WAIT)
+    job = make_job(WAIT, nodes=1)
 
     def silence_a_node() -> None:
-        job.wait_for("up-0-0", "up-0-1")
-        for pid in pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_NODE": "node1"}):
+        job.wait_for("up-0-0")
+        for pid in pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir), "HOLDFAST_NODE": "node0"}):
             os.kill(pid, signal.SIGSTOP)
-        job.wait_for("up-1-0", "up-1-1")
+        job.wait_for("up-1-0")
         (job.dir / "go-1").touch()
 
     job.meanwhile(silence_a_node)
     assert job.supervise().name == "done"
     (fault,) = job.events("fault")
-    assert (fault["kind"], fault["node"]) == ("node_lost", "node1")
+    assert (fault["kind"], fault["node"]) == ("node_lost", "node0")
     assert 3 > SILENCE_S < fault["detect"] and "silent for" in fault["reason"]
 
 
@@ -332,20 +321,20 @@ def test_a_python_without_torch_is_the_users_to_mend_and_no_fault_of_the_nodes(
 
 
 def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(NO_TORCH.format(nodes=("node1",)))
-    job = make_job("", env={"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "sitecustomize.py").write_text(NO_TORCH.format(nodes=("node0",)))
+    job = make_job("", nodes=1, env={"PYTHONPATH": str(tmp_path)})
     assert job.supervise().name == "done"
     (out,) = job.events("node_out")
-    assert out["node"] == "node1" and out["environment"]
-    assert set(replay(read_events(job.dir / "events.jsonl"), History()).out.keys()) == {"node1"}
+    assert out["node"] == "node0" and out["environment"]
+    assert set(replay(read_events(job.dir / "events.jsonl"), History()).out.keys()) == {"node0"}
 
 
 def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
-    job = make_job(WAIT)
+    job = make_job(WAIT, nodes=1)
 
     def lose_the_spare() -> None:
-        job.wait_for("up-0-0", "up-0-1")
-        kill_node(job.dir, "node2")
+        job.wait_for("up-0-0")
+        kill_node(job.dir, "node1")
         job.wait_for_event("node_out")
         (job.dir / "go-0").touch()
 
@@ -355,10 +344,10 @@ def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
 
 
 def test_interrupt_ends_the_job_at_once(make_job: Callable[..., Job]) -> None:
-    job = make_job(WAIT, spares=0)
+    job = make_job(WAIT, nodes=1, spares=0)
 
     def interrupt() -> None:
-        job.wait_for("up-0-0", "up-0-1")
+        job.wait_for("up-0-0")
         os.kill(os.getpid(), signal.SIGINT)
 
     job.meanwhile(interrupt)
@@ -369,10 +358,10 @@ def test_interrupt_ends_the_job_at_once(make_job: Callable[..., Job]) -> None:
 
 
 def test_stopped_job_goes_on_with_the_next_attempt_in_the_same_folder(make_job: Callable[..., Job]) -> None:
-    job = make_job(WAIT, spares=0)
+    job = make_job(WAIT, nodes=1, spares=0)
 
     def stop() -> None:
-        job.wait_for("up-0-0", "up-0-1")
+        job.wait_for("up-0-0")
         os.kill(os.getpid(), signal.SIGTERM)
 
     job.meanwhile(stop)
@@ -390,7 +379,7 @@ def test_the_agreed_stop_wins_over_a_scripts_sigterm_handler_where_the_script_as
 ) -> None:
     """Slurm sends SIGTERM to every process of a job that it requeues."""
     rarely = CHECKPOINT | {"memory": {"every_steps": 100_000}}  # only the agreed stop saves
-    job = make_job(HANDLES_SIGTERM, spares=0, checkpoint=rarely)
+    job = make_job(HANDLES_SIGTERM, nodes=1, spares=0, workers_per_node=2, checkpoint=rarely)
 
     def requeue(attempt: int) -> None:
         job.wait_for(f"up-{attempt}-0", f"up-{attempt}-1")
@@ -436,7 +425,7 @@ def test_a_job_without_checkpoints_stops_by_its_scripts_own_sigterm_handlers(mak
 
 
 def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
-    job = Job(tmp_path, WAIT, spares=0)
+    job = Job(tmp_path, WAIT, nodes=1, spares=0)
     code = (
         "import sys; from pathlib import Path; from launcher.jobfile import JobSpec; import json;"
         "from launcher.supervisor import supervise;"
@@ -444,7 +433,7 @@ def test_killed_supervisor_takes_everything_along(tmp_path: Path) -> None:
     )
     argv = [sys.executable, "-c", code, json.dumps(job.spec.to_json()), str(job.dir)]
     supervisor = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-    job.wait_for("up-0-0", "up-0-1")
+    job.wait_for("up-0-0")
     supervisor.kill()
     supervisor.wait()
     until(lambda: not pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)}), "all to end with it", 5)
@@ -466,7 +455,7 @@ def test_a_successor_knows_what_was_decided_until_its_own_first_line(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor before it goes on for as long as it has not seen the higher term."""
-    job = make_job("", spares=0)
+    job = make_job("", nodes=1, spares=0)
     make_folders(job.dir)
     prepare(job.spec, job.dir)
     before = EventLog(job.dir / "events.jsonl", lock=False)
@@ -475,7 +464,7 @@ def test_a_successor_knows_what_was_decided_until_its_own_first_line(
 
     def decided_meanwhile(leadership: Leadership, port: int, after: int | None) -> None:
         take(leadership, port, after)
-        before.append("attempt_start", attempt=6, nodes=["node0", "node1"], spares=[], rung="workers")
+        before.append("attempt_start", attempt=6, nodes=["node0"], spares=[], rung="workers")
 
     monkeypatch.setattr(Leadership, "take", decided_meanwhile)
     claim(job.dir, Term(number=1, run_id="run", node=None, host="127.0.0.1", port=1, pid=1))
@@ -686,7 +675,7 @@ def test_stopped_agent_is_found_named_and_replaced_while_training_goes_on(make_j
 
 
 def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Callable[..., Job]) -> None:
-    job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT)
+    job = make_job(CHECKPOINTED, nodes=1, spares=0, workers_per_node=2, checkpoint=CHECKPOINT)
 
     def kill_a_worker() -> None:
         job.wait_for_event("commit", lambda event: event["step"] >= 10)
@@ -695,7 +684,7 @@ def test_killed_worker_goes_on_from_memory_and_the_story_is_told(make_job: Calla
     job.meanwhile(kill_a_worker)
     assert job.supervise().name == "done"
     (fault,) = job.events("fault")
-    assert (fault["kind"], fault["node"], fault["rank"]) == ("process_exit", "node1", 1)
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("process_exit", "node0", 1)
     first, second = job.events("restore")
     assert (first["tier"], second["tier"]) == ("none", "memory") and 10 <= second["step"] <= fault["step"]
     assert job.events("attempt_start")[1]["rung"] == "workers"
@@ -721,7 +710,8 @@ for step in range(5):
 
 
 def test_stopped_worker_is_found_named_and_restarted(make_job: Callable[..., Job]) -> None:
-    job = make_job(CHECKPOINTED, spares=0, checkpoint=CHECKPOINT, restart={"hang_timeout_s": 3})
+    hang = {"hang_timeout_s": 3}
+    job = make_job(CHECKPOINTED, nodes=1, spares=0, workers_per_node=2, checkpoint=CHECKPOINT, restart=hang)
     stopped_at = 0.0
 
     def stop_a_worker() -> None:
@@ -733,8 +723,8 @@ def test_stopped_worker_is_found_named_and_restarted(make_job: Callable[..., Job
     job.meanwhile(stop_a_worker)
     assert job.supervise().name == "done"
     (fault,) = job.events("fault")
-    assert (fault["kind"], fault["node"], fault["rank"]) == ("hang", "node1", 1), fault
-    assert "(restart.hang_timeout_s: 3); rank 1 on node1: stopped by a signal" in fault["reason"]
+    assert (fault["kind"], fault["node"], fault["rank"]) == ("hang", "node0", 1), fault
+    assert "(restart.hang_timeout_s: 3); rank 1 on node0: stopped by a signal" in fault["reason"]
     assert fault["time"] - stopped_at >= 3 and fault["detect"] >= 3
     assert job.events("attempt_start")[1]["rung"] == "workers"
     assert job.events("restore")[1]["step"] >= 10
@@ -774,19 +764,17 @@ if (os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]) == ("0", "1"):
     assert "script.py:4" in fault["reason"]
 
 
-@pytest.mark.parametrize("warning", [signal.SIGUSR1, signal.SIGUSR2])
-def test_the_warning_of_the_time_limit_sent_to_every_process_ends_none(
-    make_job: Callable[..., Job], warning: signal.Signals
-) -> None:
+def test_the_warnings_of_the_time_limit_sent_to_every_process_end_none(make_job: Callable[..., Job]) -> None:
     """As Slurm sends it for a job submitted with --signal=USR2@90, without the B: that spares the steps."""
-    job = make_job(WAIT, spares=0)
+    job = make_job(WAIT, nodes=1, spares=0)
 
     def warn() -> None:
-        job.wait_for("up-0-0", "up-0-1")
+        job.wait_for("up-0-0")
         pids = pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)})
-        assert len(pids) >= 6  # runners, warm processes, workers
-        for pid in pids:
-            os.kill(pid, warning)
+        assert len(pids) >= 3  # runner, warm process, worker
+        for warning in (signal.SIGUSR1, signal.SIGUSR2):
+            for pid in pids:
+                os.kill(pid, warning)
         (job.dir / "go-0").touch()
 
     job.meanwhile(warn)

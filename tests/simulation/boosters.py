@@ -128,7 +128,7 @@ class BoosterJob:
                 host.runner.die()
             for group in list(host.agents):
                 group.lose(host)
-            host.memory.clear()
+            host.memory = {}
 
     def runner_left(self) -> None:
         """It ends when its last runner has."""

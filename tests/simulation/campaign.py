@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.invariants import Violation
 from simulation.schedule import Schedule, draw
 from simulation.shrink import shrink
 from simulation.trace import Trace
+from simulation.violation import Violation
 from simulation.world import World
 
 BATCH = 500
@@ -108,16 +108,24 @@ def run_seeds(seeds: range, **core: Any) -> Tally:
     return tally
 
 
-def run_on_all_cores(count: int, first_seed: int, jobs: int | None = None) -> Iterator[Tally]:
-    """Runs the schedules of `count` seeds in processes; gives the tally of each batch, in the order of the seeds."""
+def run_on_all_cores(count: int, first_seed: int, jobs: int | None = None, nice: int = 0) -> Iterator[Tally]:
+    """Runs the schedules of `count` seeds in processes; gives the tally of each batch, in the order of the seeds.
+
+    Args:
+        count: number of schedules.
+        first_seed: of the first schedule; the next has the next.
+        jobs: number of processes; None: one for each core.
+        nice: by how much the processes yield to others.
+    """
     end = first_seed + count
     batches = [range(at, min(at + BATCH, end)) for at in range(first_seed, end, BATCH)]
-    with ProcessPoolExecutor(jobs or os.cpu_count(), initializer=_begin_process) as pool:
+    with ProcessPoolExecutor(jobs or os.cpu_count(), initializer=_begin_process, initargs=(nice,)) as pool:
         yield from pool.map(run_seeds, batches)
 
 
-def _begin_process() -> None:
+def _begin_process(nice: int) -> None:
     """A schedule makes many objects that die with it: the collector has little to find."""
+    os.nice(nice)
     gc.freeze()
     gc.set_threshold(50_000)
 

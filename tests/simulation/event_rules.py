@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.core.boosters import TELL_AGAIN_S
+
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
 _UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
@@ -19,11 +21,14 @@ class EventRules:
     """
 
     __slots__ = (
+        "_agents",
+        "_before",
         "_committed",
         "_decisive",
         "_faults",
         "_fruitless",
         "_is_moved",
+        "_left",
         "_most_fruitless",
         "_newest",
         "_newest_before",
@@ -32,10 +37,12 @@ class EventRules:
         "_once",
         "_out",
         "_replaced",
+        "_rungs",
         "_runs",
         "_sizes",
         "_unbegun",
         "_unprepared",
+        "_waits",
     )  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], most_fruitless: int | None) -> None:
@@ -48,9 +55,14 @@ class EventRules:
         self._out: set[str] = set()
         self._unprepared: set[str] = set()
         self._replaced: set[str] = set()
+        self._left: set[tuple[str, str, str]] = set()
+        self._waits: dict[str, tuple[str, float]] = {}  # why a booster waits, as this supervisor has told last
         self._once: set[str] = set()
+        self._before = ""  # the last event's name
+        self._rungs: tuple[str, ...] = ()  # that the next attempt may have, unless it shrinks; () where all may be
         self._faults: list[str] = []
         self._decisive: list[str] = []  # the first fault of each attempt
+        self._agents: tuple[int, bool] = (0, True)  # the newest generation, and whether it is there
         self._committed: dict[str, int] = {}
         self._newest = self._newest_before = 0
         self._fruitless = self._unbegun = 0
@@ -60,6 +72,7 @@ class EventRules:
         name = event["event"]
         check = getattr(self, f"_{name}", None)
         wrong = check(event) if check is not None else None
+        self._before = name
         if wrong is None and name in _ONCE and event["attempt"] == self._number:
             wrong = f"a second {name} of attempt {self._number}" if name in self._once else None
             self._once.add(name)
@@ -81,17 +94,25 @@ class EventRules:
         return self._decisive
 
     def _job_start(self, event: dict[str, Any]) -> None:
+        self._waits.clear()
+        own = "start" if self._number < 0 else "requeue"
+        self._rungs = ("takeover", own) if self._before == "takeover" else (own,)
         self._is_moved, self._runs = True, False
         self._out -= self._unprepared  # the job's Python may have been mended
         self._unprepared.clear()
 
     def _takeover(self, event: dict[str, Any]) -> None:
+        self._rungs = ("takeover",)
+        self._waits.clear()
         self._is_moved = True
         self._runs = self._runs and "workers_started" in self._once  # or it is not continued
 
     def _attempt_start(self, event: dict[str, Any]) -> str | None:
         number, nodes, rung = event["attempt"], tuple(event["nodes"]), event["rung"]
         before, is_moved = self._nodes, self._is_moved
+        expected, self._rungs = self._rungs, ()
+        if expected and rung not in (*expected, "shrink"):
+            return f"rung {rung} of attempt {number}, not {expected}"
         if number != self._number + 1:
             return f"attempt {number} after {self._number}"
         if not is_moved and len(nodes) == len(before):
@@ -104,6 +125,7 @@ class EventRules:
         self._once.clear()
         self._faults.clear()
         self._committed.clear()
+        self._agents = (0, True)
         if len(set(nodes)) != len(nodes) or len(nodes) not in self._sizes:
             return f"attempt {number} on {nodes}, sizes {self._sizes}"
         if self._out & set(nodes):
@@ -130,24 +152,25 @@ class EventRules:
             return f"the end of attempt {event['attempt']}, which does not run"
         if event["outcome"] == "fault" and not self._faults:
             return f"attempt {event['attempt']} ends by a fault that is not recorded"
-        self._runs = False
-        if event["outcome"] == "fault" or (event["outcome"] == "resized" and self._faults):
+        self._runs, self._rungs = False, ()
+        if event["outcome"] == "fault" or any(kind != "stop" for kind in self._faults):
             self._judge()
         self._faults.append(f"outcome {event['outcome']}")
         return None
 
     def _judge(self) -> None:
         """Takes account of the first fault of an attempt."""
-        if self._faults[0] in _NOT_COUNTED:
+        first = next((kind for kind in self._faults if kind != "stop"), "stop")
+        if first in _NOT_COUNTED:
             return
-        if self._faults[0] != "stop":
-            self._decisive.append(self._faults[0])
+        if first != "stop":
+            self._decisive.append(first)
         self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0
 
     def _fault(self, event: dict[str, Any]) -> str | None:
-        number = event.get("attempt")
+        number, self._rungs = event.get("attempt"), ()
         if number is not None and (number != self._number or not self._runs):
             return f"a fault of attempt {number}, which does not run"
         if number is not None:
@@ -171,6 +194,20 @@ class EventRules:
         if "no checkpoint agents come up" in event.get("detail", "") and self._decisive[-2:] != ["agent_lost"] * 2:
             return f"no agents come up, and the last faults were {self._decisive[-2:]}"
         return None
+
+    def _agents_lost(self, event: dict[str, Any]) -> str | None:
+        before, self._agents = self._agents, (event["generation"], False)
+        return (
+            f"agents of generation {event['generation']} are lost after {before[0]}"
+            if before[0] > event["generation"]
+            else None
+        )
+
+    def _agents_back(self, event: dict[str, Any]) -> str | None:
+        (newest, is_there), self._agents = self._agents, (event["generation"], True)
+        if event["generation"] > newest or (event["generation"] == newest and not is_there):
+            return None
+        return f"agents of generation {event['generation']} are back after {newest}, there={is_there}"
 
     def _commit(self, event: dict[str, Any]) -> str | None:
         step, tier = event["step"], event["tier"]
@@ -198,9 +235,20 @@ class EventRules:
 
     def _node_leaving(self, event: dict[str, Any]) -> str | None:
         self._is_moved = self._is_moved or not self._runs
+        end = event["event"], event["allocation"], event.get("node", "")
+        if end in self._left:
+            return f"{end} again"
+        self._left.add(end)
         return None if event["reason"] not in ("", _UNNAMED) else "the scheduler's reason is not passed on"
 
-    _booster_end = _node_leaving
+    _booster_leaving = _booster_end = _node_leaving
+
+    def _booster_waits(self, event: dict[str, Any]) -> str | None:
+        before = self._waits.get(event["allocation"])
+        self._waits[event["allocation"]] = event["reason"], event["time"]
+        if before is not None and (before[0] == event["reason"] or event["time"] - before[1] < TELL_AGAIN_S - 1.0):
+            return f"told again: {before}"
+        return None
 
     def _node_back(self, event: dict[str, Any]) -> str | None:
         if event["node"] not in self._out:

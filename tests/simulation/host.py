@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 KEPT_STEPS = 2
+Memory = dict[int, tuple[str, ...]]
 
 
 class Host:
@@ -22,7 +23,8 @@ class Host:
         is_allocated: whether it belongs to the job, or one of its boosters.
         allocation: its booster; "" where it has none.
         problem: why it fails its preflight; None if it does not.
-        memory: committed steps held here, each with the nodes that hold its shards.
+        memory: committed steps held here, each with the nodes that hold its shards; nodes share
+            it, so it is replaced and never changed.
         kill_s: how much longer it takes to end processes.
         is_unkillable: whether some process does not end.
         start_s: how much longer workers take to start.
@@ -42,7 +44,7 @@ class Host:
         self.is_frozen = self.is_allocated = self.is_unkillable = self.never_warm = False
         self.allocation = ""
         self.problem: str | None = None
-        self.memory: dict[int, tuple[str, ...]] = {}
+        self.memory: Memory = {}
         self.kill_s = self.start_s = self.skew_s = 0.0
         self.runner: Runner | None = None
         self.drivers: list[Driver] = []
@@ -57,13 +59,6 @@ class Host:
         """Whether a booster can have it."""
         return self.is_up and self.has_slurmd and not self.is_allocated and self.runner is None
 
-    def hold(self, step: int, nodes: tuple[str, ...]) -> None:
-        """Keeps its shard of a committed step, and the newest one before."""
-        memory = self.memory
-        memory[step] = nodes
-        while len(memory) > KEPT_STEPS:
-            del memory[min(memory)]
-
     def crash(self, *, closes: bool) -> None:
         """Everything on it is gone, its memory too.
 
@@ -77,7 +72,7 @@ class Host:
         self.is_up = False
         if not closes:
             self._end_processes()
-        self.memory.clear()
+        self.memory = {}
         self.world.changed()
 
     def boot(self) -> None:
@@ -111,3 +106,8 @@ class Host:
             driver.die()
         for group in list(self.agents):
             group.lose(self)
+
+
+def with_step(memory: Memory, step: int, nodes: tuple[str, ...]) -> Memory:
+    """The memory with a shard of one more committed step, and of the newest one before."""
+    return dict(sorted((memory | {step: nodes}).items())[-KEPT_STEPS:])

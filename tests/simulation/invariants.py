@@ -37,9 +37,11 @@ from launcher.core.replay import History, apply
 from launcher.core.requests import BATCH_SCRIPT_LOST
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
+from simulation.decision_rules import DecisionRules
 from simulation.event_rules import EventRules
 from simulation.successor import differences
 from simulation.training import CHUNK_STEPS
+from simulation.violation import Violation
 
 if TYPE_CHECKING:
     from simulation.agents import AgentGroup
@@ -121,7 +123,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.BACKING_OFF: 60.5,
     AttemptPhase.RECORDING: 0.5,
     AttemptPhase.RETURNING: 30.0,
-    AttemptPhase.STARTING: 31.0,  # agents that are late, while most nodes may be silent
+    AttemptPhase.STARTING: 45.0,  # agents that are late, while most nodes are silent, perhaps twice
     AttemptPhase.JUDGING: 12.5,
     AttemptPhase.FINDING_CAUSE: 0.6,
     AttemptPhase.EXPLAINING: 1.0,
@@ -152,18 +154,6 @@ def world_is_elastic(world: World) -> bool:
     return world.setup.boosters > 0
 
 
-class Violation(AssertionError):
-    """Something was not true that must be.
-
-    Attributes:
-        rule: which.
-    """
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
-        self.rule = rule
-
-
 class Invariants:
     """Looks at one run."""
 
@@ -173,6 +163,7 @@ class Invariants:
         "_cancel_s",
         "_changed_s",
         "_committed",
+        "_decisions",
         "_ended",
         "_fault_s",
         "_history",
@@ -212,6 +203,7 @@ class Invariants:
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
         self._scaled_s = self._changed_s = 0.0  # when another size was asked for, and an attempt began
+        self._decisions: dict[int, DecisionRules] = {}  # of each term
         self._since_s: dict[type, float] = {}  # since when the job has been in its stage, its attempt in its phase
         self._trains: frozenset[str] = frozenset()
         self._spins = self._served = 0
@@ -223,6 +215,7 @@ class Invariants:
     def began(self, driver: Driver, todo: Any) -> None:
         world = self._world
         self._history[driver.term] = world.replayed()
+        self._decisions[driver.term] = DecisionRules(todo)
         self._since_s = dict.fromkeys((Stage, AttemptPhase), world.clock.now)
         self._check_records(driver, todo)
         self._check_members(driver)
@@ -243,6 +236,7 @@ class Invariants:
         state = driver.state
         if before.stage is Stage.ENDED and todo:
             raise Violation("nothing outlives the job", f"commands after EndJob: {todo}")
+        self._decisions[driver.term].check(before, message, state, todo, driver.now_s)
         if state.members is not before.members:
             self._check_members(driver)
         if state.history is not before.history:
@@ -646,7 +640,7 @@ class Invariants:
         """A job is given up only for what has happened."""
         world, rules = self._world, self._rules
         setup = world.setup
-        if world.kinds & {"folder_full", "folder_hangs"}:  # the end may stand in no record
+        if world.kinds & {"folder_full", "folder_hangs", "folder_unseen"}:  # the end may stand in no record
             return
         is_plain = (
             setup.has_checkpoint and not setup.names_own and not setup.limit_s and "time_warned" not in world.kinds

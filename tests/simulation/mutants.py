@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[2] / "launcher" / "core"
@@ -125,12 +126,14 @@ def _run_mutant(folder: str, schedules: int) -> int:
     launcher.__path__.insert(0, folder)
     from simulation import campaign  # the core is imported with it
     from simulation.schedule import draw
+    from simulation.test_kept_seeds import KEPT
 
     campaign.LONGEST_S = 5.0
-    for seed in range(FIRST_SEED, FIRST_SEED + schedules):
-        failure = campaign.run_one(draw(seed))
+    drawn = (draw(seed) for seed in range(FIRST_SEED, FIRST_SEED + schedules))
+    for number, schedule in enumerate(chain(KEPT.values(), drawn), 1):
+        failure = campaign.run_one(schedule)
         if failure is not None:
-            print(json.dumps({"rule": failure.rule, "after": seed - FIRST_SEED + 1}))
+            print(json.dumps({"rule": failure.rule, "after": number}))
             return 0
     print(json.dumps({"rule": None, "after": schedules}))
     return 0

@@ -315,7 +315,7 @@ class Runner:
         self.is_leaving = True
         self._end_work()
         if is_forgotten:
-            self.host.memory.clear()
+            self.host.memory = {}
         if self._standby is None or not self._standby.supervises:
             self.die()
 

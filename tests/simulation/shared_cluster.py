@@ -15,8 +15,8 @@ from launcher.core.inputs import AllocationState
 from simulation.boosters import KILL_WAIT_S, BoosterJob
 from simulation.clock import Clock
 from simulation.host import Host
-from simulation.invariants import Violation
 from simulation.schedule import Schedule, Setup
+from simulation.violation import Violation
 from simulation.world import World
 
 BASE_NODES = 2

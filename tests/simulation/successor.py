@@ -47,7 +47,7 @@ def _of_boosters(state: State, history: History) -> Iterator[str]:
             yield f"booster {each.allocation} is not in the events"
             continue
         is_leaving = each.phase is BoosterPhase.LEAVING
-        if of.nodes and is_leaving is not (of.is_leaving or of.has_ended):
+        if is_leaving is not (of.is_leaving or of.has_ended):
             yield f"booster {each.allocation} is {each.phase.value}, by the events leaving={of.is_leaving}"
         if each.has_ended is not of.has_ended:
             yield f"booster {each.allocation}: has ended={each.has_ended}, by the events {of.has_ended}"

@@ -172,6 +172,51 @@ KEPT = {
         Setup(seed=10021457, spares=2, max_without_progress=2),
         (Fault("slurm_silent", at_s=0.6, after="UnusableAnswered", lasts_s=30.0),),
     ),
+    "a supervisor that is cut off declares no hang": Schedule(
+        Setup(seed=30008084),
+        (
+            Fault("workers_pause", at_s=30.0, lasts_s=400.0),
+            Fault("node_cut", after="judging", lasts_s=30.0, flag=2),
+        ),
+    ),
+    "a commit shows that the workers do not hang": Schedule(
+        Setup(seed=30008084),
+        (Fault("workers_pause", at_s=30.0, lasts_s=400.0), Fault("node_cut", after="judging", flag=2)),
+    ),
+    "a booster preempted before its allocation is known leaves": Schedule(
+        Setup(seed=30060136, boosters=2, settle_s=0.5),
+        (Fault("booster_preempted", at_s=1.0, after="NodeJoined", nth=4), Fault("sbatch_late", lasts_s=150.0)),
+    ),
+    "a job whose training is done ends after a take-over": Schedule(
+        Setup(seed=30094712, nodes=1, least=1, chunks=5, max_without_progress=1),
+        (Fault("worker_fails", after="AwaitReturn"), Fault("supervisor_killed", at_s=0.6, after="WorkersKilled")),
+    ),
+    "a loss of agents that was heard of before they were replaced is not that of the new ones": Schedule(
+        Setup(seed=30178780, spares=0, chunks=12, chunk_s=5.0, shared_every=1, reports=1, boosters=2, settle_s=0.5),
+        (
+            Fault("supervisor_killed", at_s=11.83),
+            Fault("preempted", at_s=41.57),
+            Fault("scale", at_s=9.92, node=6),
+            Fault("booster_preempted", at_s=2.0, after="EventsWritten", nth=4, flag=1),
+            Fault("booster_preempted", at_s=3.0, after="StartAgents", nth=2),
+            Fault("supervisor_killed", at_s=6.24),
+            Fault("supervisor_killed", at_s=21.24),
+            Fault("supervisor_killed", at_s=36.24),
+        ),
+    ),
+    "a successor knows which boosters in the queue were given up": Schedule(
+        Setup(seed=30223623, boosters=3),
+        (
+            Fault("supervisor_killed", at_s=5.57),
+            Fault("scale", after="AllocationAsked", nth=2),
+            Fault("scale", after="AllocationAsked", nth=3, node=2),
+            Fault("scale", after="AllocationAsked", nth=4, node=4),
+        ),
+    ),
+    "a node that comes back in a later attempt is settled anew before the job grows": Schedule(
+        Setup(seed=44007137, spares=0, boosters=1),
+        (Fault("worker_fails", at_s=12.92), Fault("links_break", at_s=0.02, after="starting", nth=2)),
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.core.inputs import Committed, FirstStep, Progress, WorkersEnded
 from simulation.clock import EPOCH_S
+from simulation.host import Memory, with_step
 
 if TYPE_CHECKING:
     from simulation.runner import Runner
@@ -126,7 +127,7 @@ class Training:
         if self.step >= self.world.setup.chunks * CHUNK_STEPS:
             self._end()
             return
-        self.world.clock.after(self.world.delay(0.3, 1.5), self._first)
+        self.world.clock.after(self.world.delay(0.3, 1.5) + self.world.first_step_s, self._first)
 
     def _first(self) -> None:
         if self.is_over or not self.runs:
@@ -175,8 +176,13 @@ class Training:
     def _commit(self, step: int) -> None:
         world = self.world
         world.committed(step, self.nodes)
+        after: dict[int, tuple[Memory, Memory]] = {}  # most nodes hold the same steps
         for name in self.nodes:
-            world.hosts[name].hold(step, self.nodes)
+            host = world.hosts[name]
+            before = host.memory
+            if id(before) not in after:
+                after[id(before)] = before, with_step(before, step, self.nodes)
+            host.memory = after[id(before)][1]
         is_shared = (step // CHUNK_STEPS) % world.setup.shared_every == 0
         if is_shared:
             world.shared_step = max(world.shared_step, step)

@@ -18,7 +18,7 @@ from simulation.driver import Driver
 from simulation.folder import Folder
 from simulation.host import Host
 from simulation.injection import INJECT
-from simulation.invariants import Invariants, Violation
+from simulation.invariants import Invariants
 from simulation.network import Link, Network
 from simulation.runner import Runner
 from simulation.schedule import KINDS, Fault, Schedule
@@ -26,6 +26,7 @@ from simulation.slurm import Slurm
 from simulation.standby import Standby
 from simulation.trace import Trace
 from simulation.training import Training
+from simulation.violation import Violation
 
 Decide = Callable[..., Any]
 
@@ -38,6 +39,8 @@ class World:
         decide, begin: the core, or one that is broken on purpose.
         trace: takes what happens, for people.
         checks: whether every decision is checked; that costs much where there are thousands of nodes.
+        pace: factor of all delays of processes, Slurm and files. 1 is a busy machine.
+        first_step_s: what the script takes longer until its first step.
         clock: of several runs that share a cluster.
         make_booster: makes what stands for a booster.
     """
@@ -50,6 +53,8 @@ class World:
         begin: Decide | None = None,
         trace: Trace | None = None,
         checks: bool = True,
+        pace: float = 1.0,
+        first_step_s: float = 0.0,
         clock: Clock | None = None,
         make_booster: Callable[..., BoosterJob] = BoosterJob,
     ) -> None:
@@ -59,6 +64,7 @@ class World:
         self.begin = begin or core.begin
         self.trace = trace
         self.checks = checks
+        self.pace, self.first_step_s = pace, first_step_s
         self.clock = clock or Clock()
         self.rng = random.Random(setup.seed * 7919 + 1)
         self.network = Network()
@@ -147,7 +153,7 @@ class World:
     # Time and chance.
 
     def delay(self, least_s: float, most_s: float) -> float:
-        return least_s + (most_s - least_s) * self.rng.random()
+        return (least_s + (most_s - least_s) * self.rng.random()) * self.pace
 
     # Faults.
 
