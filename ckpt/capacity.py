@@ -12,16 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 from ckpt.config import CheckpointConfig
-from ckpt.format.layout import Layout
-from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.redundancy import Scheme, scheme_of, sets_over
 from ckpt.redundancy.sets import Members
 from ckpt.redundancy.stripes import Stripes
 from ckpt.sections import TierSection
-from ckpt.tiers.tier import node_places
+from ckpt.tiers.tier import padded
 
 _GB = 1e9
-_SAVE = SaveId(step=1, attempt=0, run_id="plan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +102,18 @@ def make_plan(
     scheme = scheme_of(config.redundancy)
     sets = sets_over(nodes, config.redundancy, domains)
     stream_bytes = ranks_per_node * shard_bytes
-    extra = [_redundancy_bytes(scheme, members, stream_bytes) for members in sets]
-    wire_bytes = max(_sent_bytes(scheme, members, stream_bytes) for members in sets)
+    stored, sent = zip(*(_redundancy(scheme, members, stream_bytes) for members in sets), strict=True)
+    wire_bytes = max(sent)
+    file_bytes = (ranks_per_node - 1) * padded(shard_bytes) + shard_bytes
     return CapacityPlan(
         nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes, scheme=scheme.name,
         memory=Memory(
-            slots=config.slots, own_bytes=config.slots * stream_bytes, redundancy_bytes=config.slots * max(extra)
+            slots=config.slots, own_bytes=config.slots * stream_bytes, redundancy_bytes=config.slots * max(stored)
         ),
         losses=_losses(scheme, sets, domains),
         wire_bytes=wire_bytes,
         protect_s=wire_bytes / _GB / rates.wire if rates.wire else None,
-        flushes=tuple(
-            _flush(name, tier, nodes, _file_bytes(ranks_per_node, shard_bytes), rates)
-            for name, tier in config.lower.items()
-        ),
+        flushes=tuple(_flush(name, tier, nodes, file_bytes, rates) for name, tier in config.lower.items()),
     )  # fmt: skip
 
 
@@ -151,46 +146,25 @@ def _losses(scheme: Scheme, sets: Sequence[Members], domains: Sequence[str]) -> 
     )
 
 
-def _redundancy_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
-    """The bytes that the fullest member stores for one save in addition to its own shards."""
+def _redundancy(scheme: Scheme, members: Members, stream_bytes: int) -> tuple[int, int]:
+    """For one save: the bytes that a member stores in addition to its own shards, and those that it sends, at most."""
     copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
-    return copies + _parity_bytes(len(members), scheme.parity(members), stream_bytes)
-
-
-def _sent_bytes(scheme: Scheme, members: Members, stream_bytes: int) -> int:
-    """The bytes that one member sends for one save. All members send the same amount."""
-    copies = max(len(scheme.sources(node, members)) for node in members) * stream_bytes
-    return copies + _given_bytes(len(members), scheme.parity(members), stream_bytes)
+    stored, sent = _parity(len(members), scheme.parity(members), stream_bytes)
+    return copies + stored, copies + sent
 
 
 @lru_cache  # sets have one size or two
-def _parity_bytes(members: int, parity: int, stream_bytes: int) -> int:
-    stripes = Stripes([stream_bytes] * members, parity)
-    return max(map(stripes.parity_bytes, range(members))) if parity and stream_bytes else 0
-
-
-@lru_cache
-def _given_bytes(members: int, parity: int, stream_bytes: int) -> int:
-    """The bytes sent by one member: its stream once, and the parity rows that it makes for others."""
+def _parity(members: int, parity: int, stream_bytes: int) -> tuple[int, int]:
+    """The bytes of a member's parity, and those that it sends: its stream once, and the rows that others store."""
     if not parity or not stream_bytes:
-        return 0
+        return 0, 0
     stripes = Stripes([stream_bytes] * members, parity)
     sent: dict[int, int] = defaultdict(int)
     for member in range(members):
         for term in stripes.encode(member, 0).terms:
             sent[term.member] += term.nbytes
         sent[member] += sum(stripes.encode((member + row) % members, row).nbytes for row in range(1, parity))
-    return max(sent.values())
-
-
-def _file_bytes(ranks: int, shard_bytes: int) -> int:
-    """The length of a node's file in a tier."""
-    layout = Layout(chunks=(), tree={}, nbytes=shard_bytes)
-    records = [
-        ShardRecord(save=_SAVE, namespace="plan", rank=rank, world_size=ranks, layout=layout, blocks=())
-        for rank in range(ranks)
-    ]
-    return node_places("node-00000.data", records)[-1].offset + shard_bytes
+    return max(map(stripes.parity_bytes, range(members))), max(sent.values())
 
 
 def _flush(name: str, tier: TierSection, nodes: int, file_bytes: int, rates: Rates) -> FlushEstimate:

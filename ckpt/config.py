@@ -212,6 +212,17 @@ class Place:
         return place
 
 
+def environment_of(place: Place, config: CheckpointConfig) -> dict[str, str]:
+    """The HOLDFAST_* variables that `Place.from_env` and `config_from_env` read, for agents without a launcher."""
+    return {
+        "HOLDFAST_RUN_ID": place.run_id, "HOLDFAST_ATTEMPT": str(place.attempt),
+        "HOLDFAST_NODES": ",".join(place.nodes), "HOLDFAST_RANKS_PER_NODE": str(place.ranks_per_node),
+        "HOLDFAST_RAM_DIR": str(place.ram_dir),
+        "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
+        **({"HOLDFAST_NODE": place.node} if len(place.nodes) == 1 else {}),
+    }  # fmt: skip
+
+
 def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     try:
         argv = json.loads(env.get(name) or "[]")

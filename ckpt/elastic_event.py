@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import weakref
 from collections.abc import Mapping
@@ -12,20 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ckpt.worker.engine import Engine
 
-_numbers = itertools.count()
-_open: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+_open: weakref.WeakKeyDictionary[Engine, None] = weakref.WeakKeyDictionary()  # in the order of registration
 _own: Engine | None = None  # opened here if the script has none
 
 
 def register(engine: Engine) -> None:
     """Registers a Checkpointer until it is closed."""
-    _open[next(_numbers)] = engine
+    _open[engine] = None
 
 
 def forget(engine: Engine) -> None:
     """Removes a closed Checkpointer."""
-    for number in [number for number, known in _open.items() if known is engine]:
-        del _open[number]
+    _open.pop(engine, None)
 
 
 def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
@@ -57,13 +54,13 @@ def elastic_event_detected(env: Mapping[str, str] = os.environ) -> bool:
 
 def known() -> Engine | None:
     """The open Checkpointer that counts this process's steps; if none does, the newest."""
-    found = [engine for _, engine in sorted(_open.items())]
+    found = list(_open)
     return next((one for one in found if one.counts_steps), found[-1] if found else None)
 
 
 def opened() -> Engine | None:
     """The Checkpointer that `elastic_event_detected` has opened, as long as it is open."""
-    return next((one for one in _open.values() if one is _own), None)
+    return _own if _own is not None and _own in _open else None
 
 
 def _open_own(env: Mapping[str, str]) -> Engine | None:

@@ -6,10 +6,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("holdfast", "slurm", "lifecycle", "ckpt", "launcher")
@@ -43,10 +42,16 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield package, path
 
 
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path: Path) -> set[str]:
     """Full names of all modules that a file imports, at any depth of its code."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -57,7 +62,7 @@ def imported(path: Path) -> set[str]:
 
 def imported_modules(path: Path) -> set[str]:
     """As `imported`; of a `from launcher import gpus`, launcher.gpus."""
-    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    nodes = (node for node in parsed(path) if isinstance(node, ast.ImportFrom))
     return imported(path) | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
 
 
@@ -118,7 +123,7 @@ def test_slurms_commands_have_one_door() -> None:
         str(path.relative_to(ROOT))
         for package, path in modules()
         if not str(path).startswith(str(ROOT / "slurm" / "testbed"))
-        for call in ast.walk(ast.parse(path.read_text()))
+        for call in parsed(path)
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.List) and call.args[0].elts
         for program in call.args[0].elts[:1]
         if isinstance(program, ast.Constant) and program.value in programs
@@ -135,9 +140,8 @@ def test_mpi_has_one_door() -> None:
     assert doors == {"ckpt/agent/rpc/transport.py"}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_importing_a_package_loads_neither_torch_nor_mpi(package: str) -> None:
-    code = f"import sys, {package}; print([m for m in {HEAVY!r} if m in sys.modules])"
+def test_importing_the_packages_and_the_command_line_loads_neither_torch_nor_mpi() -> None:
+    code = f"import sys, {', '.join(PACKAGES)}, launcher.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
@@ -161,12 +165,6 @@ def test_what_the_epilog_starts_needs_no_more_than_a_node_has() -> None:
     code = "import sys, ckpt.epilog.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not {*HEAVY, "numpy", "boto3", "yaml", "typer"} & set(done.stdout.split())
-
-
-def test_the_command_line_starts_without_torch_or_mpi() -> None:
-    code = f"import sys, launcher.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
 
 
 def test_modules_beside_the_tests_have_names_of_their_own() -> None:

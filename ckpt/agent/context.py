@@ -1,19 +1,21 @@
-"""What all parts of one node's agent use."""
+"""The base of all parts of one node's agent."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.restore.plan import Placement
-from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.config import CheckpointConfig, Place
-from ckpt.format.shard_record import SaveId
+from ckpt.errors import AgentError
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import AgentDeadlines
 
@@ -40,6 +42,12 @@ class Context:
         """The places of these nodes' shards in this attempt's saves: on the nodes where their ranks run."""
         nodes = {rank: node for node in members for rank in self.ranks(node)}
         return Placement(world_size=self.place.world_size, nodes=nodes)
+
+    def tier(self, name: str) -> Tier:
+        """A lower tier. Raises AgentError if there is none of this name."""
+        if name not in self.tiers:
+            raise AgentError(f"no {name} tier is configured")
+        return self.tiers[name]
 
     @property
     def training(self) -> range:
@@ -69,7 +77,7 @@ class Context:
 
 
 class Part:
-    """A part of one node's agent. Its methods `_on_<op>` serve what other agents ask."""
+    """A part of one node's agent. Its methods `_on_<op>` handle the calls of other agents."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -77,3 +85,27 @@ class Part:
         self._peers, self._listener, self._exchange = context.peers, context.listener, context.exchange
         self._memory_store, self._node_disk = context.memory_store, context.node_disk
         self._peers.serve(self)
+
+    async def _try_all(
+        self, problem: str, op: str, nodes: Iterable[int] | None = None, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """Calls some nodes (None: those that train). If a call fails, reports the problem and returns no answers."""
+        try:
+            return await self._peers.call_all(op, self._context.training if nodes is None else nodes, **fields)
+        except PeerError as error:
+            self._listener.problem(problem, str(error), fields.get("step"))
+            return []
+
+    def _report_rebuilt(self, record: ShardRecord, from_node: str, since_s: float, **tier: str) -> None:
+        """Reports that a lost shard is in this node's memory again.
+
+        Args:
+            record: the shard's record.
+            from_node: the source.
+            since_s: when the rebuild began, by time.monotonic().
+            tier: the tier that it was read from, if any.
+        """
+        seconds = round(time.monotonic() - since_s, 6)
+        self._listener.to_monitors(
+            "rebuilt", rank=record.rank, from_node=from_node, bytes=record.nbytes, seconds=seconds, **tier
+        )

@@ -64,7 +64,7 @@ class Stop(Part):
         if not self._boundary:
             self._board.clear_gate()
 
-    async def _on_ask_stop(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_ask_stop(self, source: int) -> None:
         if self._lead is None or self._lead.done():
             self._lead = asyncio.ensure_future(self._agree())
 
@@ -84,13 +84,13 @@ class Stop(Part):
                 return
             await asyncio.sleep(_RETRY_S)
 
-    async def _on_gate(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_gate(self, source: int) -> dict[str, Any]:
         self._board.set_gate(1)
         await asyncio.sleep(_SETTLE_S)
         return {"boundary": self._board.boundary()}
 
-    async def _on_stop_at(self, source: int, message: dict[str, Any]) -> None:
-        self._decide(message["boundary"])
+    async def _on_stop_at(self, source: int, boundary: int) -> None:
+        self._decide(boundary)
 
     def _decide(self, boundary: int) -> None:
         self._boundary = boundary

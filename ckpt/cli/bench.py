@@ -39,13 +39,14 @@ def bench(
     sys.path.append(str(_benchmarks()))
     from ckpt_bench.figures import as_json as to_json
     from ckpt_bench.figures import as_table
-    from ckpt_bench.run import measured_bytes, run, run_bucket, unwinding
+    from ckpt_bench.objects import objects_at
+    from ckpt_bench.run import measured_bytes, run, unwinding
 
     what = f"s3 {where}" if is_url(where) else "this machine"
     total = measured_bytes(size_mib, repeat, bucket=is_url(where))
     with reported(), unwinding(), Bar(f"measuring {what}", total, quiet=as_json) as bar:
         if is_url(where):
-            figures = run_bucket(where, size_mib=size_mib, repeat=repeat, advance=bar.advance)
+            figures = objects_at(where, size_mib << 20, repeat, bar.advance)
         else:
             figures = run(size_mib=size_mib, repeat=repeat, directory=Path(where), advance=bar.advance)
     if as_json:

@@ -18,7 +18,7 @@ from ckpt.format.memory_names import PARITY, StoredName, data_file, names_of
 from ckpt.format.shard_record import ShardRecord, read_record
 from ckpt.redundancy.parity_record import ParityRecord, read_parity
 from ckpt.tiers.catalog import CatalogEntry, directory_name
-from ckpt.tiers.lookup import is_url, local_tiers, s3_tiers
+from ckpt.tiers.lookup import is_url, tiers_at
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
 from ckpt.tiers.quarantine import noted_reason
@@ -92,33 +92,28 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
         newest: at most this number of each namespace; None: all.
     """
     with reported(unread):
-        if is_url(where):
-            for bucket in s3_tiers(where):
-                yield from _tier_steps(bucket, "s3", newest)
-            return
-        path = Path(where)
-        names = os.listdir(path)
+        names = [] if is_url(where) else os.listdir(where)
         if (stored := names_of(names)) or "board" in names:
-            yield from _memory_steps(path, stored)[:newest]
+            yield from _memory_steps(Path(where), stored)[:newest]
             return
-        if tiers := local_tiers(path):
-            for tier, kind in tiers:
-                yield from _tier_steps(tier, kind, newest)
+        if tiers := tiers_at(where):
+            for tier in tiers:
+                yield from _tier_steps(tier, newest)
             return
     end(f"{where}: neither a checkpoint directory ({MARK} in it or below) nor a node's memory directory")
 
 
-def _tier_steps(tier: Tier, kind: str, newest: int | None) -> Iterator[StoredStep]:
+def _tier_steps(tier: Tier, newest: int | None) -> Iterator[StoredStep]:
     for entry in islice(tier.catalog(), newest):
-        yield _tier_step(tier, kind, entry)
+        yield _tier_step(tier, entry)
     for name, reason in tier.quarantined():
         problems = [f"{name}: {reason}"]
         yield StoredStep(namespace=tier.namespace, tier="quarantine", step=None, attempt=None, problems=problems)
 
 
-def _tier_step(tier: Tier, kind: str, entry: CatalogEntry) -> StoredStep:
+def _tier_step(tier: Tier, entry: CatalogEntry) -> StoredStep:
     found = StoredStep(
-        namespace=tier.namespace, tier=kind, step=entry.step, attempt=entry.attempt, source=tier, name=entry.name,
+        namespace=tier.namespace, tier=tier.kind, step=entry.step, attempt=entry.attempt, source=tier, name=entry.name,
         manifest=entry.manifest, committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
     )  # fmt: skip
     if entry.manifest:
@@ -138,13 +133,12 @@ def _memory_steps(folder: Path, names: list[StoredName]) -> list[StoredStep]:
     for name in names:
         try:
             record = (read_parity if name.kind == PARITY else read_record)(folder, str(name))
-        except (CheckpointError, FileNotFoundError) as error:
-            problem = f"{name}.json: {error}"
-            steps[name] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, problems=[problem])
-            continue
-        except OSError as error:
-            unread = f"{name}.json: could not be read: {one_line(error)}"
-            steps[name] = StoredStep(namespace="?", tier="memory", step=None, attempt=None, unread=[unread])
+        except (CheckpointError, OSError) as error:
+            steps[name] = bad = StoredStep(namespace="?", tier="memory", step=None, attempt=None)
+            if isinstance(error, (CheckpointError, FileNotFoundError)):
+                bad.problems.append(f"{name}.json: {error}")
+            else:
+                bad.unread.append(f"{name}.json: could not be read: {one_line(error)}")
             continue
         found = steps.setdefault(
             (record.save, record.namespace),

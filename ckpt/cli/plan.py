@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.filesize import decimal
 
 from ckpt.capacity import CapacityPlan, FlushEstimate, Losses, Rates, make_plan
@@ -12,21 +11,19 @@ from ckpt.cli.output import print_json
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGTP]?)(i?)B?")
-_PREFIXES = ("", "k", "M", "G", "T", "P")
 _MAX_BYTES = 1 << 60
 
 
 def parse_size(text: str, where: str) -> int:
     """The number of bytes in "70GB", "512MiB" or "1500000". Raises ConfigError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{where}: got {text!r:.60}, expected a size such as 70GB, 512MiB or 1500000")
-    number, prefix, binary = match.groups()
-    nbytes = round(float(number) * (1024 if binary else 1000) ** _PREFIXES.index(prefix.replace("K", "k")))
+    try:
+        nbytes = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        nbytes = ByteSize(0)
     if not 1 <= nbytes <= _MAX_BYTES:
-        raise ConfigError(f"{where}: got {text!r:.60}, expected 1 byte to {decimal(_MAX_BYTES)}")
-    return nbytes
+        expected = f"a size such as 70GB, 512MiB or 1500000, up to {decimal(_MAX_BYTES)}"
+        raise ConfigError(f"{where}: got {text!r:.60}, expected {expected}")
+    return int(nbytes)
 
 
 def show_plan(

@@ -15,8 +15,7 @@ from ckpt.cli.progress import Bar
 from ckpt.cli.silent_storage import Heard, awaiting
 from ckpt.errors import CheckpointError
 from ckpt.redundancy.offline_rebuild import Rebuilt, Survivors, commit, find_saves, rebuild
-from ckpt.tiers.lookup import is_url
-from ckpt.tiers.namespace import make_namespace
+from ckpt.tiers.lookup import is_url, make_namespace
 
 
 def rebuild_lost(

@@ -14,8 +14,7 @@ from ckpt.cli.silent_storage import awaiting
 from ckpt.errors import ConfigError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.copying import copy_step
-from ckpt.tiers.lookup import is_url
-from ckpt.tiers.namespace import committed_step, make_namespace, open_namespace
+from ckpt.tiers.lookup import committed_step, is_url, make_namespace, open_namespace
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
@@ -117,15 +116,15 @@ def export(
                 bar.advance(total // 2)
     values = len(stored.values) if safetensors else 0
     if as_json:
-        counts = {"tensors": len(stored.parts), "values_left_out": values}
+        counts = {"tensors": len(stored.tensors), "values_left_out": values}
         print_json({**_facts(tier, save), **counts, "to": str(dcp or safetensors)})
         return
     left_out = f" (without {values} values that are not tensors)" if values else ""
-    typer.echo(f"exported step {save.step}: {len(stored.parts)} tensors{left_out} to {dcp or safetensors}")
+    typer.echo(f"exported step {save.step}: {len(stored.tensors)} tensors{left_out} to {dcp or safetensors}")
 
 
 def import_step(
-    source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory that you trust.")],
+    source: Annotated[Path, typer.Argument(metavar="DCP_DIR", help="A torch DCP directory. No code in it is run.")],
     path: Annotated[str, typer.Argument(metavar="PATH", help=f"{_PLACE.capitalize()}, or a namespace's folder there.")],
     step: Annotated[int, typer.Option("--step", metavar="N", min=1, help="Number of the new step.")],
     namespace: Annotated[

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
 from ckpt.convert.dcp_directory import DirectoryReader, load_object
-from ckpt.convert.full_step import FullStep, StoredBox
+from ckpt.convert.full_step import FullStep
 from ckpt.errors import ConfigError, StateError
 from ckpt.format.checksums import checksums
 from ckpt.format.json_values import encode
@@ -39,15 +35,21 @@ _IMPORTED = "import"  # run id of imported steps
 
 
 def export_dcp(stored: FullStep, directory: Path, advance: Advance = lambda nbytes: None) -> None:
-    """Writes a directory that torch.distributed.checkpoint.load can read, part by part. Nothing is gathered.
+    """Writes a directory that torch.distributed.checkpoint.load can read. One tensor at a time is in memory.
 
     Raises:
         ConfigError: the directory is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")
+    shapes = {
+        name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+        for name, tensor in stored.tensors.items()
+    }
     with alone():
-        dcp.save({}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance))
+        dcp.save(
+            {**stored.values, **shapes}, storage_writer=FileSystemWriter(directory), planner=_Planner(stored, advance)
+        )
 
 
 def export_safetensors(stored: FullStep, file: Path) -> None:
@@ -66,8 +68,7 @@ def export_safetensors(stored: FullStep, file: Path) -> None:
     if file.exists():
         raise ConfigError(f"{file}: exists already; choose another name")
     temporary = file.with_name(f".{file.name}.tmp")
-    # The format does not support shared or strided bytes, so those are copied.
-    tensors = {name: stored.full(name).contiguous() for name in stored.parts}
+    tensors = {name: stored.full(name) for name in stored.tensors}
     try:
         save_file(tensors, temporary, metadata={"step": str(stored.save.step), "format": "pt"})
     except (KeyError, ValueError) as error:
@@ -165,40 +166,20 @@ class _Loader(DefaultLoadPlanner):
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans the parts of a stored step as torch plans the shards of a live one."""
+    """Reads each tensor of a stored step when torch writes it."""
 
     def __init__(self, stored: FullStep, advance: Advance) -> None:
-        super().__init__()
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._stored = stored
         self._advance = advance
-        self._data: dict[MetadataIndex, Any] = {}
 
     def create_local_plan(self) -> SavePlan:
-        items = []
-        for name, parts in self._stored.parts.items():
-            for part in parts:
-                index = MetadataIndex(name, torch.Size(part.box.offsets))
-                self._data[index] = part.data
-                items.append(_shard_item(index, part, self._stored.shapes[name]))
-        for name, value in self._stored.values.items():
-            index = MetadataIndex(name)
-            self._data[index] = value
-            items.append(WriteItem(index=index, type=WriteItemType.BYTE_IO))
-        self.plan = SavePlan(items, planner_data=self._stored.mappings)
+        self.plan = replace(super().create_local_plan(), planner_data=self._stored.mappings)
         return self.plan
 
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        value = self._data[MetadataIndex(write_item.index.fqn, write_item.index.offset)]
-        if write_item.type is not WriteItemType.BYTE_IO:
-            self._advance(value.nbytes)
-            return value
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        return buffer
-
-
-def _shard_item(index: MetadataIndex, part: StoredBox, shape: tuple[int, ...]) -> WriteItem:
-    chunk = ChunkStorageMetadata(offsets=torch.Size(part.box.offsets), sizes=torch.Size(part.box.sizes))
-    properties = TensorProperties(dtype=part.data.dtype)
-    data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(shape))
-    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        if index.fqn not in self._stored.tensors:
+            return super().lookup_object(index)
+        tensor = self._stored.full(index.fqn)
+        self._advance(tensor.nbytes)
+        return tensor

@@ -16,7 +16,6 @@ Rounding = Literal["down", "up", "nearest"]
 LrScaling = Literal["linear", "sqrt"]
 
 RECIPE_VARIABLE = "HOLDFAST_SCALE"  # the job file's elastic.scale of this size, as JSON; the launcher sets it
-_RECIPE_KEYS = ("global_batch", "micro_batch", "max_micro_batch")  # those that batch_plan itself obeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +69,19 @@ def batch_plan(
     recipe = _recipe(env)
     asked = _positive("global_batch", global_batch)
     numbers = {"global_batch": asked, "micro_batch": micro_batch, "max_micro_batch": max_micro_batch}
-    where = dict.fromkeys(numbers, "batch_plan")
-    for key in _RECIPE_KEYS:
-        if key in recipe:
-            numbers[key], where[key] = recipe[key], "elastic.scale"
-    for key, value in numbers.items():
-        if value is not None:
-            numbers[key] = _positive(key, value, where[key])
+    for key in numbers:
+        if (value := recipe.get(key, numbers[key])) is not None:
+            value = _positive(key, value, "elastic.scale" if key in recipe else "batch_plan")
+        numbers[key] = value
     if world_size is None:
         text = env.get("WORLD_SIZE", "1")
         world_size = int(text) if text.isdecimal() else 0
         if world_size < 1:
             raise ConfigError(f"environment: WORLD_SIZE={text!r}, expected a whole number of at least 1")
     world_size = _positive("world_size", world_size)
-    if rounding is not None and rounding not in get_args(Rounding):
-        raise ConfigError(f"batch_plan: rounding: got {rounding!r}, expected one of {list(get_args(Rounding))} or None")
-    if lr_scaling is not None and lr_scaling not in get_args(LrScaling):
-        raise ConfigError(
-            f"batch_plan: lr_scaling: got {lr_scaling!r}, expected one of {list(get_args(LrScaling))} or None"
-        )
+    for name, chosen, kinds in (("rounding", rounding, Rounding), ("lr_scaling", lr_scaling, LrScaling)):
+        if chosen is not None and chosen not in get_args(kinds):
+            raise ConfigError(f"batch_plan: {name}: got {chosen!r}, expected one of {list(get_args(kinds))} or None")
     fixed, most = numbers["micro_batch"], numbers["max_micro_batch"]
     if fixed is not None and most is not None and fixed > most:
         raise ConfigError(f"batch_plan: micro_batch: got {fixed}, expected at most max_micro_batch ({most})")

@@ -11,8 +11,9 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ckpt.epilog.flush import DEADLINES, EpilogFlush
@@ -37,15 +38,19 @@ def main() -> int:
     signal.alarm(int(arguments.within + DEADLINES.last_words_s) + 1)  # in case anything hangs
     os.umask(0o077)
     deadline_s = time.monotonic() + arguments.within
-    work = [
-        threading.Thread(target=_flush, args=(directory, deadline_s), daemon=True)
-        for directory in _asking(arguments.directory)
-    ]
-    for thread in work:
+    work = [partial(_flush, directory, deadline_s) for directory in _asking(arguments.directory)]
+    ended = _at_once(work, deadline_s + DEADLINES.last_words_s / 2)
+    os._exit(0 if all(ended) else 1)  # a thread may hang on dead storage
+
+
+def _at_once(work: Sequence[Callable[[], None]], until_s: float) -> list[bool]:
+    """Runs functions in parallel, in daemon threads. Returns for each whether it has ended by a time."""
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
         thread.start()
-    for thread in work:
-        thread.join(max(0.0, deadline_s + DEADLINES.last_words_s / 2 - time.monotonic()))
-    os._exit(1 if any(thread.is_alive() for thread in work) else 0)  # a thread may hang on dead storage
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return [not thread.is_alive() for thread in threads]
 
 
 def _asking(directory: Path) -> list[Path]:
@@ -77,16 +82,10 @@ def _flush(directory: Path, deadline_s: float) -> None:
     _start_no_program()
     _log_to_file(request.config.namespace, os.environ)
     tiers = lower_tiers(request.config, node=None)
-    work = [
-        threading.Thread(target=_to_tier, args=(directory, request, tiers[name], deadline_s), daemon=True)
-        for name in request.config.on_job_end
-    ]
-    for thread in work:
-        thread.start()
-    for name, thread in zip(request.config.on_job_end, work, strict=True):
-        thread.join(max(0.0, deadline_s - time.monotonic()))
-        if thread.is_alive():
-            log.warning("node %s: the %s tier did not answer in time", request.node, name)
+    names = request.config.on_job_end
+    ended = _at_once([partial(_to_tier, directory, request, tiers[name], deadline_s) for name in names], deadline_s)
+    for name in (name for name, has_ended in zip(names, ended, strict=True) if not has_ended):
+        log.warning("node %s: the %s tier did not answer in time", request.node, name)
 
 
 def _log_to_file(namespace: str, env: Mapping[str, str]) -> None:

@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 
 from ckpt.epilog.request import Request
-from ckpt.epilog.scan import by_runs, is_still, left_in, verified
+from ckpt.epilog.scan import is_still, left_in, verified
 from ckpt.errors import CheckpointError
 from ckpt.format.manifest import NAME, merge, pack
 from ckpt.format.shard_record import SaveId, seal_json, unseal_json
+from ckpt.tiers.reads import runs
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import EpilogDeadlines
 
@@ -113,10 +114,10 @@ class EpilogFlush:
                 except (CheckpointError, OSError) as error:
                     log.warning("node %s: step %d: %s; passed over", self._node, save.step, error)
                     del shards[rank]
-            for first, last in by_runs(list(shards)):
+            for first, end in runs(sorted(shards)):
                 if not named:
                     self._tier.begin(save)
-                note = f"{kind}-{first:05d}-{last:05d}.a{self._request.attempt}.{self._node}"
+                note = f"{kind}-{first:05d}-{end - 1:05d}.a{self._request.attempt}.{self._node}"
                 self._tier.leave_note(save, note, b"")
                 named = True
         return named

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,11 +62,3 @@ def is_still(directory: Path, name: str, record: ShardRecord) -> bool:
         return read_record(directory, name) == record
     except (CheckpointError, OSError):
         return False
-
-
-def by_runs(ranks: list[int]) -> list[tuple[int, int]]:
-    """First and last of each run of consecutive ranks."""
-    runs: dict[int, list[int]] = defaultdict(list)
-    for index, rank in enumerate(sorted(ranks)):
-        runs[rank - index].append(rank)
-    return [(run[0], run[-1]) for run in runs.values()]

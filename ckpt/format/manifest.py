@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.format.manifest_rows import Packed, Packer
@@ -33,7 +33,7 @@ class ShardPlace:
 
 
 class Shards(Sequence[ShardPlace]):
-    """The shards of a manifest that was read, in order of rank; each is parsed from its row on access.
+    """The shards of a manifest, in order of rank; each is parsed from its row on access.
 
     Access raises CorruptError if the layout is malformed.
     """
@@ -43,19 +43,10 @@ class Shards(Sequence[ShardPlace]):
         self.namespace = namespace
         self._of = (save, namespace, world_size)
 
-    @overload
-    def __getitem__(self, index: int) -> ShardPlace: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ShardPlace]: ...
-    def __getitem__(self, index: int | slice) -> ShardPlace | list[ShardPlace]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> ShardPlace:  # type: ignore[override]  # slices are not needed
         row = self.packed.rows[index]
         record = self.packed.record(row, *self._of)
         return ShardPlace(rank=row.rank, file=self.packed.files[row.file], offset=row.offset, record=record)
-
-    def __iter__(self) -> Iterator[ShardPlace]:
-        return (self[i] for i in range(len(self)))
 
     def __len__(self) -> int:
         return len(self.packed.rows)
@@ -69,16 +60,19 @@ class Manifest:
     namespace: str
     world_size: int
     created_s: float  # CLOCK_REALTIME of the commit
-    nbytes: int  # of all shards together
-    shards: Sequence[ShardPlace]  # by rank: exactly one for each rank, or at most one if partial
+    shards: Shards  # exactly one for each rank, or at most one if partial
     partial: bool = False
 
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all shards together."""
+        return sum(row.nbytes for row in self.shards.packed.rows)
+
     def to_json(self) -> dict[str, Any]:
-        packed = self.shards.packed if isinstance(self.shards, Shards) else _pack(self.shards)
         return {
             "format": FORMAT, "namespace": self.namespace, **self.save.to_json(), "world_size": self.world_size,
             "created": self.created_s, "nbytes": self.nbytes, **({"partial": True} if self.partial else {}),
-            **packed.to_json(),
+            **self.shards.packed.to_json(),
         }  # fmt: skip
 
     @classmethod
@@ -100,7 +94,7 @@ class Manifest:
         _check_ranks([row.rank for row in packed.rows], world_size, partial)
         return cls(
             save=save, namespace=namespace, world_size=world_size, created_s=created_s, partial=partial,
-            nbytes=sum(row.nbytes for row in packed.rows), shards=Shards(packed, save, namespace, world_size),
+            shards=Shards(packed, save, namespace, world_size),
         )  # fmt: skip
 
 
@@ -112,24 +106,11 @@ def new_manifest(
     Raises:
         CorruptError: there is not exactly one shard of this save for each rank (partial: for some ranks).
     """
-    if isinstance(shards, Shards):
-        _check_ranks([row.rank for row in shards.packed.rows], world_size, partial)
-        nbytes = sum(row.nbytes for row in shards.packed.rows)
-        return Manifest(
-            save=save, namespace=shards.namespace, world_size=world_size, created_s=created_s, partial=partial,
-            nbytes=nbytes, shards=shards,
-        )  # fmt: skip
-    ordered = tuple(sorted(shards, key=lambda place: place.rank))
-    namespace = ordered[0].record.namespace if ordered else ""
-    _check_ranks([place.rank for place in ordered], world_size, partial)
-    for place in ordered:
-        record = place.record
-        if (record.save, record.world_size, record.namespace) != (save, world_size, namespace):
-            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    found = shards if isinstance(shards, Shards) else _shards_of(save, world_size, shards)
+    _check_ranks([row.rank for row in found.packed.rows], world_size, partial)
     return Manifest(
-        save=save, namespace=namespace, world_size=world_size, created_s=created_s, shards=ordered, partial=partial,
-        nbytes=sum(place.record.nbytes for place in ordered),
-    )  # fmt: skip
+        save=save, namespace=found.namespace, world_size=world_size, created_s=created_s, shards=found, partial=partial
+    )
 
 
 def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
@@ -157,6 +138,16 @@ def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
         kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")
         raise CorruptError(f"manifest: lists the shards of {kinds[0]}, expected {kinds[1]}")
     return manifest
+
+
+def _shards_of(save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Shards:
+    ordered = sorted(places, key=lambda place: place.rank)
+    namespace = ordered[0].record.namespace if ordered else ""
+    for place in ordered:
+        record = place.record
+        if (record.save, record.world_size, record.namespace) != (save, world_size, namespace):
+            raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
+    return Shards(_pack(ordered), save, namespace, world_size)
 
 
 def _pack(places: Sequence[ShardPlace]) -> Packed:

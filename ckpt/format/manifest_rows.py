@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json
@@ -24,23 +24,18 @@ from ckpt.format.shard_record import FORMAT, SaveId, ShardRecord
 _CHECKSUM_DIGITS = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifestRow:
+class ManifestRow(NamedTuple):
     """One shard: its location, and the parts of its record."""
 
     rank: int
     file: int  # index of the file's name
     offset: int
     nbytes: int
-    flush: bool
+    flush: int  # 1 or 0
     table: int  # this and the next two: indices of parts
     tree: int
     offsets: int
     blocks: str  # the checksums, concatenated
-
-    def to_list(self) -> list[Any]:
-        return [self.rank, self.file, self.offset, self.nbytes, int(self.flush), self.table, self.tree, self.offsets,
-                self.blocks]  # fmt: skip
 
 
 class Packer:
@@ -59,7 +54,7 @@ class Packer:
         table = [[spread.to_json() for spread in record.layout.spreads], rows]
         parts = [self._part(part, dump_json(part)) for part in (table, record.layout.tree, _runs(chunks))]
         return ManifestRow(
-            rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, flush=record.flush,
+            rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, flush=int(record.flush),
             table=parts[0], tree=parts[1], offsets=parts[2], blocks="".join(record.blocks),
         )  # fmt: skip
 
@@ -71,7 +66,7 @@ class Packer:
         except ValueError as error:
             raise CorruptError(f"manifest: {error}") from None  # nested too deeply
         return [
-            replace(row, file=files[row.file], table=parts[row.table], tree=parts[row.tree], offsets=parts[row.offsets])
+            row._replace(file=files[row.file], table=parts[row.table], tree=parts[row.tree], offsets=parts[row.offsets])
             for row in packed.rows
         ]
 
@@ -98,7 +93,7 @@ class Packed:
     rows: Sequence[ManifestRow]
 
     def to_json(self) -> dict[str, Any]:
-        return {"files": self.files, "parts": self.parts, "rows": [row.to_list() for row in self.rows]}
+        return {"files": self.files, "parts": self.parts, "rows": list(map(list, self.rows))}
 
     @classmethod
     def from_json(cls, value: Any) -> Packed:
@@ -126,7 +121,7 @@ class Packed:
         return ShardRecord.from_json(
             {
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
-                "drain": row.flush, "block_bytes": BLOCK_BYTES,
+                "drain": row.flush == 1, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
                 "layout": {"nbytes": row.nbytes, "chunks": chunks, "tree": self.parts[row.tree], "spreads": spreads},
             }
@@ -134,14 +129,13 @@ class Packed:
 
 
 def _row(value: list[Any]) -> ManifestRow:
-    rank, file, offset, nbytes, flush, table, tree, offsets, blocks = value
-    numbers = (rank, file, offset, nbytes, flush, table, tree, offsets)
-    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or type(blocks) is not str:
+    row = ManifestRow(*value)
+    numbers = row[:-1]
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or type(row.blocks) is not str:
         raise CorruptError(f"manifest: malformed row {value!r:.100}")
-    if len(blocks) != _CHECKSUM_DIGITS * block_count(nbytes):
-        raise CorruptError(f"manifest: rank {rank}: {len(blocks)} digits of checksums for {nbytes} bytes")
-    return ManifestRow(rank=rank, file=file, offset=offset, nbytes=nbytes, flush=flush == 1, table=table, tree=tree,
-               offsets=offsets, blocks=blocks)  # fmt: skip
+    if len(row.blocks) != _CHECKSUM_DIGITS * block_count(row.nbytes):
+        raise CorruptError(f"manifest: rank {row.rank}: {len(row.blocks)} digits of checksums for {row.nbytes} bytes")
+    return row
 
 
 def _runs(chunks: Iterable[Chunk]) -> list[list[Any]]:

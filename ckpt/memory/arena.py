@@ -60,37 +60,51 @@ class Slot:
                 os.close(descriptor)
 
     def map_ahead(self) -> None:
-        """Maps the file as it is, if it exists. It may be replaced until the node's agent has sent its plan."""
+        """Maps the file as it is, if it exists. It may be replaced until the node's agent has sent its plan.
+
+        A mapping of the current file is kept.
+        """
         with self._reserving, contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if size := os.fstat(descriptor).st_size:
+                if (size := os.fstat(descriptor).st_size) and self._current(size) is None:
                     self._map(descriptor, size)
             finally:
                 os.close(descriptor)
 
     def mapped(self, nbytes: int) -> mmap.mmap | None:
-        """The mapping, if it has at least `nbytes` and is of the current file."""
-        with self._reserving:
-            return self._current(nbytes)
+        """The mapping, if it has at least `nbytes` and is of the current file. It may be in use before it is populated.
+
+        Pages that another thread has not populated yet are mapped at their first use, so nobody waits for them.
+        """
+        return self._current(nbytes)
+
+    def sealed_ns(self) -> int:
+        """When the agent wrote the record of its shard; -1 if it has none."""
+        try:
+            return self.path.with_suffix(".json").stat().st_mtime_ns
+        except OSError:
+            return -1
 
     def open(self) -> int:
         """A descriptor of the data file, which is created if it is missing."""
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _current(self, nbytes: int) -> mmap.mmap | None:
-        if self.memory is None or len(self.memory) < nbytes:
+        inode, memory = self._inode, self.memory  # in this order: `_map` may run meanwhile, and sets memory first
+        if memory is None or len(memory) < nbytes:
             return None
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
             return None
-        return self.memory if status.st_ino == self._inode else None
+        return memory if status.st_ino == inode else None
 
     def _map(self, descriptor: int, size: int) -> mmap.mmap:
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+        self.memory = memory
+        self._inode = os.fstat(descriptor).st_ino
         populate_for_writing(memory)
-        self.memory, self._inode = memory, os.fstat(descriptor).st_ino
         return memory
 
 
@@ -135,6 +149,10 @@ class Arena:
                 slot.use = Use.FREE
                 dropped += [slot.step] if was is Use.IN_FLIGHT else []
         return sorted(dropped)
+
+    def map_newest(self) -> None:
+        """Maps the file that was sealed last, which a load probably reads. Called in a thread, as `map_ahead`."""
+        max(self.slots, key=Slot.sealed_ns).map_ahead()
 
     def map_ahead(self) -> None:
         """Maps the existing files. Called in a thread, because the page tables of large slots take time."""

@@ -1,9 +1,7 @@
 """Redundancy of shards between nodes, so that shards survive the loss of nodes.
 
 sets             redundancy sets: groups of nodes that protect each other
-scheme           the interface of a scheme
-partner          full copies on the next nodes of the set
-erasure          parity: XOR, Reed-Solomon
+scheme           the schemes: full copies on the next nodes of the set; parity (XOR, Reed-Solomon)
 stripes          the layout of parity: the bytes of each parity, and the bytes that rebuild a lost one
 parity_record    the record of a node's parity
 gf256            the arithmetic of parity
@@ -15,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckpt.config import Place
-from ckpt.redundancy.erasure import Erasure
-from ckpt.redundancy.partner import Partner
-from ckpt.redundancy.scheme import Scheme
+from ckpt.redundancy.scheme import Erasure, Partner, Scheme
 from ckpt.redundancy.sets import Members, redundancy_sets, set_of
 from ckpt.sections import RedundancySection
 
@@ -28,7 +24,7 @@ def scheme_of(redundancy: RedundancySection) -> Scheme:
     """The scheme in a validated configuration."""
     match redundancy.scheme:
         case "partner":
-            return Partner(redundancy.copies)
+            return Partner("partner", redundancy.copies)
         case "xor":
             return Erasure("xor", 1)
         case "rs":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpt.native.isal import isal
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
-    Combine = Callable[[Sequence[memoryview], Sequence["Term"]], None]
-    MultiplyAdd = Callable[[Sequence[Bytes], Bytes, Sequence[int]], None]
 
 MAX_MEMBERS = 256  # data and parity of one stripe together: the number of elements of the field
 _POLYNOMIAL = 0x11D
@@ -38,16 +36,15 @@ def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Seq
     if tuple(coefficients) == (1,):
         np.bitwise_xor(targets[0], source, out=targets[0])
     elif any(coefficients):
-        add = isal_multiply_add()
-        (add if add and len(source) >= _ISAL_LEAST_BYTES else numpy_multiply_add)(targets, source, coefficients)
+        fast = isal() is not None and len(source) >= _ISAL_LEAST_BYTES
+        (isal_multiply_add if fast else numpy_multiply_add)(targets, source, coefficients)
 
 
 def combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
     """into[i] = the sum of the terms, in one pass if ISA-L can; zeros where there is no term."""
-    sums = isal_combine()
     nbytes = len(into[0])
-    if sums and terms and nbytes >= _ISAL_LEAST_BYTES and all(len(data) == nbytes for _, _, data in terms):
-        sums(into, terms)
+    if isal() and terms and nbytes >= _ISAL_LEAST_BYTES and all(len(data) == nbytes for _, _, data in terms):
+        isal_combine(into, terms)
         return
     for total in into:
         total[:] = bytes(nbytes)
@@ -97,34 +94,22 @@ def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequenc
         np.bitwise_xor(target, _products()[coefficient][data], out=target)
 
 
-@functools.cache
-def isal_multiply_add() -> MultiplyAdd | None:
-    """`multiply_add` with ISA-L; None if the library is missing."""
-    if (update := getattr(isal(), "ec_encode_data_update", None)) is None:
-        return None
-
-    def add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
-        matrix = _isal_table(1, bytes(coefficients))
-        update(len(data), 1, len(into), 0, matrix, ctypes.c_void_p(data.ctypes.data), _addresses(into))
-
-    return add
+def isal_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
+    """`multiply_add` with ISA-L."""
+    library: Any = isal()
+    matrix, source = _isal_table(1, bytes(coefficients)), ctypes.c_void_p(data.ctypes.data)
+    library.ec_encode_data_update(len(data), 1, len(into), 0, matrix, source, _addresses(into))
 
 
-@functools.cache
-def isal_combine() -> Combine | None:
-    """`combine` with ISA-L, for terms as long as the sums; None if the library is missing."""
+def isal_combine(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
+    """`combine` with ISA-L, for terms as long as the sums."""
     import numpy as np
 
-    if (encode := getattr(isal(), "ec_encode_data", None)) is None:
-        return None
-
-    def sums(into: Sequence[memoryview], terms: Sequence[Term]) -> None:
-        coefficients = bytes(one[row] for row in range(len(into)) for one, _, _ in terms)
-        sources = _addresses([np.frombuffer(data, np.uint8) for _, _, data in terms])
-        targets = _addresses([np.frombuffer(one, np.uint8) for one in into])
-        encode(len(into[0]), len(terms), len(into), _isal_table(len(terms), coefficients), sources, targets)
-
-    return sums
+    library: Any = isal()
+    coefficients = bytes(one[row] for row in range(len(into)) for one, _, _ in terms)
+    sources = _addresses([np.frombuffer(data, np.uint8) for _, _, data in terms])
+    targets = _addresses([np.frombuffer(one, np.uint8) for one in into])
+    library.ec_encode_data(len(into[0]), len(terms), len(into), _isal_table(len(terms), coefficients), sources, targets)
 
 
 @functools.lru_cache(512)

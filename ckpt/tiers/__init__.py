@@ -11,9 +11,8 @@ mark       the file that names the owner of a namespace's folder
 claim      the file that names the live run that writes to a namespace
 run_process  whether the process of a run has ended
 retention  which steps may be removed
-quarantine sets damaged steps aside, with the reason
+quarantine the names of damaged steps that are set aside, and the reasons
 copying    copies one step to another tier
-namespace  the namespace that a path on a command line names
-lookup     all tiers that a path or URL names
+lookup     the tiers that a path or URL on a command line names
 throttle, parallel   limits of the rate and of the number of parallel calls
 """

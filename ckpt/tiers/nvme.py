@@ -28,6 +28,7 @@ class DiskInUse(NamespaceError):
 class NvmeTier(SharedTier):
     """One node's part; see `ckpt.tiers.tier.Tier` for the contract."""
 
+    kind = "nvme"
     node_local = True
 
     def __init__(self, path: Path | str, namespace: str, *, node: str, throttle: Throttle | None = None) -> None:

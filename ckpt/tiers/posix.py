@@ -24,7 +24,7 @@ from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
-from ckpt.tiers.quarantine import quarantine
+from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed, Tier
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 class SharedTier(Tier):
     """One namespace's folder in a shared directory; see `ckpt.tiers.tier.Tier` for the contract."""
 
+    kind = "shared"
     node: str | None = None  # the node, in the node-local tier
 
     def __init__(
@@ -91,8 +92,12 @@ class SharedTier(Tier):
         return self._directory(save) / file
 
     def quarantine(self, name: str, reason: str) -> str:
-        """Rename the directory atomically."""
-        return str(quarantine(self.folder, name, reason))
+        """Rename the directory atomically, after the reason is in it."""
+        durable_write(self.folder / name / REASON, reason_json(reason))
+        target = self.folder / quarantined_name(name, self._directories())
+        os.rename(self.folder / name, target)
+        sync_directory(self.folder)
+        return str(target)
 
     def retain(
         self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None

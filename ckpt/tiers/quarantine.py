@@ -1,4 +1,4 @@
-"""Quarantines damaged steps: renames their directory, and stores the reason in it.
+"""The names of quarantined steps, and the reasons. A tier renames the directory of a damaged step.
 
 Readers ignore directories whose names are not of steps, so a renamed step is neither restored nor counted for
 retention. In a node's memory a step has no directory; there a note next to its shards has the reason.
@@ -7,34 +7,15 @@ retention. In a node's memory a step has no directory; there a note next to its 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Container
 from pathlib import Path
 
-from ckpt.format.atomic_files import dump_json, durable_write, sync_directory
+from ckpt.format.atomic_files import dump_json, durable_write
 
 REASON = "reason.json"
 _PREFIX = "bad-"  # on disk
 QUARANTINED = f"{_PREFIX}step-"  # prefix of a quarantined step's directory
-
-
-def quarantine(folder: Path, name: str, reason: str) -> Path:
-    """Quarantine a step's directory. The reason is written before the rename.
-
-    Args:
-        folder: the namespace's folder.
-        name: name of the step's directory.
-        reason: text for people.
-
-    Returns:
-        The new path of the directory.
-    """
-    durable_write(folder / name / REASON, reason_json(reason))
-    target = folder / quarantined_name(name, os.listdir(folder))
-    os.rename(folder / name, target)
-    sync_directory(folder)
-    return target
 
 
 def note_quarantined(memory: Path, name: str, reason: str) -> None:

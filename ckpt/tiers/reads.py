@@ -26,7 +26,7 @@ def reader(tier: Tier, save: SaveId, place: ShardPlace) -> Read:
 
 def read_blocks(read: Read, data: memoryview, blocks: Iterable[int] | None) -> None:
     """Fill blocks (None: all) of `data`, the memory of the whole shard. Neighbouring blocks are one read. No checks."""
-    for first, end in _runs(range(-(-len(data) // BLOCK_BYTES)) if blocks is None else sorted(set(blocks))):
+    for first, end in runs(range(-(-len(data) // BLOCK_BYTES)) if blocks is None else sorted(set(blocks))):
         read(first * BLOCK_BYTES, data[first * BLOCK_BYTES : end * BLOCK_BYTES])
 
 
@@ -64,10 +64,10 @@ def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[i
                     yield first + i
 
 
-def _runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Runs of neighbouring blocks, each as (first, last + 1)."""
-    for _, group in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
-        run = [block for _, block in group]
+def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers, each as (first, last + 1). The numbers are in order."""
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
         yield run[0], run[-1] + 1
 
 

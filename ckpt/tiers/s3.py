@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 class S3Tier(Tier):
     """One namespace's keys in a bucket; see `ckpt.tiers.tier.Tier` for the contract."""
 
+    kind = "s3"
+
     def __init__(
         self, url: str, namespace: str, options: S3Options | None = None, throttle: Throttle | None = None
     ) -> None:
@@ -53,23 +55,23 @@ class S3Tier(Tier):
     def prepare(self) -> float:
         """Put the mark, or check the existing one. Asks the bucket once per process."""
         if self._created_s is None:
-            data = self._mark()
-            if data is None and self._bucket.anything(f"{self._prefix}/"):
-                data = self._mark()  # read before all else, because another process may just have put it
-                if data is None:
+            mark = self._mark()
+            if mark is None and self._bucket.anything(f"{self._prefix}/"):
+                mark = self._mark()  # another process may just have put it
+                if mark is None:
                     raise NamespaceError(
                         f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
                     )
-            if data is None:
+            if mark is None:
                 data = new_mark(self.namespace)
                 self._bucket.put(self._key(MARK), data)
-            self._created_s = self._check(data).created_s
+                mark = parse_mark(data, self.url)
+            self._created_s = mark.created_s
         return self._created_s
 
     def check(self) -> None:
         """Check the mark. The bucket's own permissions say who may read and write."""
-        if (data := self._mark()) is not None:
-            self._check(data)
+        self._mark()
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Read ranges of a few MiB in parallel."""
@@ -115,14 +117,12 @@ class S3Tier(Tier):
             removed(entry.name)
         return [entry.name for entry in gone]
 
-    def _mark(self) -> bytes | None:
+    def _mark(self) -> Mark | None:
+        """The mark, which is of this namespace and user; None if there is none."""
         try:
-            return self._bucket.get(self._key(MARK))
+            mark = parse_mark(self._bucket.get(self._key(MARK)), f"{self.url}/{MARK}")
         except FileNotFoundError:
             return None
-
-    def _check(self, mark_data: bytes) -> Mark:
-        mark = parse_mark(mark_data, f"{self.url}/{MARK}")
         check_mark(mark, self.url, self.namespace)
         return mark
 

@@ -6,11 +6,12 @@ import base64
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_client import LazyClient, S3Options, broke_off, connections, telling
+from ckpt.tiers.s3_client import S3Options, broke_off, connections, make_client, telling
 from ckpt.tiers.throttle import Throttle
 
 PART_BYTES = 16 << 20  # each connection holds one part in memory
@@ -33,7 +34,10 @@ class Bucket:
         self._name = name
         self._options = options
         self._throttle = throttle
-        self._client = LazyClient(options)
+
+    @cached_property
+    def _client(self) -> Any:
+        return make_client(self._options)
 
     def put(self, key: str, data: bytes | bytearray) -> None:
         """Put a small object in one request."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,21 +52,6 @@ def connections() -> int:
     return max(2, min(_CONNECTIONS, len(os.sched_getaffinity(0))))
 
 
-class LazyClient:
-    """A boto3 client, made on first use, because boto3 is slow to import and may be missing. Thread-safe."""
-
-    def __init__(self, options: S3Options) -> None:
-        self._options = options
-        self._client: Any = None
-        self._lock = threading.Lock()
-
-    def __getattr__(self, operation: str) -> Any:
-        with self._lock:
-            if self._client is None:
-                self._client = _make(self._options)
-        return getattr(self._client, operation)
-
-
 @contextmanager
 def telling(where: str) -> Iterator[None]:
     """Translates boto3's errors to an OSError with one line that names the place; FileNotFoundError only for missing
@@ -112,7 +96,8 @@ def broke_off(error: Exception) -> bool:
     return isinstance(error, kinds)
 
 
-def _make(options: S3Options) -> Any:
+def make_client(options: S3Options) -> Any:
+    """A boto3 client, which is thread-safe. Slow, because it imports boto3."""
     import boto3
     import botocore.session
     from botocore.config import Config

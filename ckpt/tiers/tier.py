@@ -37,6 +37,7 @@ class Tier(ABC):
     calls before that may be repeated.
     """
 
+    kind: str  # its name in the job file
     node_local = False
     namespace: str
     _at_once = 1  # number of manifests that are read in parallel
@@ -233,5 +234,10 @@ def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:
     places, offset = [], 0
     for record in records:
         places.append(ShardPlace(rank=record.rank, file=file, offset=offset, record=record))
-        offset += -(-record.layout.nbytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
+        offset += padded(record.nbytes)
     return places
+
+
+def padded(nbytes: int) -> int:
+    """The bytes that a shard takes in its node's file if another shard follows."""
+    return -(-nbytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES

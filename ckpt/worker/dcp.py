@@ -38,17 +38,18 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ckpt.errors import CheckpointError, StateError
-from ckpt.format.boxes import Box, cover
+from ckpt.format.boxes import Box
 from ckpt.format.json_values import decode, encode, tag_of
 from ckpt.format.layout import Chunk
 from ckpt.format.shard_record import ShardRecord
 from ckpt.worker.engine import Engine
 from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
+from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import Read, SavedStep
 from ckpt.worker.placement import parts_of
-from ckpt.worker.save.flatten import Piece
-from ckpt.worker.tensors import check_target, check_tensor, chunk_box, torch_dtype, waited
+from ckpt.worker.save.piece import Piece
+from ckpt.worker.tensors import DTENSOR, check_target, check_tensor, torch_dtype, waited
 
 
 class DcpWriter(StorageWriter):
@@ -165,7 +166,7 @@ class DcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the tensors of this rank's plan from the shards of all ranks that have parts of them."""
-        table = self._table()
+        stored = TensorReads(self._saved, self._engine.rank % self._saved.world_size, everywhere=True)
         objects = {fqn: node for record in self._records() for fqn, node in self._content(record)["objects"]}
         reads: list[Read] = []
         tensors: list[tuple[ReadItem, torch.Tensor]] = []
@@ -176,7 +177,7 @@ class DcpReader(StorageReader):
                 check_one_box(planner, item.dest_index.fqn)
                 target = waited(planner.resolve_tensor(item)).detach()
                 check_target(target, (item.dest_index.fqn,))
-                reads += _reads(item, target, table.get(item.storage_index.fqn, []))
+                reads += stored.part({DTENSOR: item.storage_index.fqn}, _wanted(item), target)
                 tensors.append((item, target))
         with torch.no_grad():
             self._saved.read(reads)
@@ -201,14 +202,6 @@ class DcpReader(StorageReader):
             how = "load it with Checkpointer.load()" if is_newest else f"`holdfast ckpt export --step {step}` gives it"
             raise StateError(f"step {step} was saved with Checkpointer.save(): {how}")
         return tree[DCP]
-
-    def _table(self) -> dict[str, list[tuple[Box, tuple[int, Chunk]]]]:
-        """All chunks by key, those of this rank's own shard first."""
-        table: dict[str, list[tuple[Box, tuple[int, Chunk]]]] = {}
-        for record in self._records():
-            for chunk in record.layout.chunks:
-                table.setdefault(chunk.key, []).append((chunk_box(chunk), (record.rank, chunk)))
-        return table
 
 
 def check_one_box(planner: SavePlanner | LoadPlanner, fqn: str) -> None:
@@ -250,15 +243,10 @@ def _add_chunk(tensors: dict[str, Any], chunk: Chunk) -> None:
         metadata.chunks.append(box)
 
 
-def _reads(item: ReadItem, target: torch.Tensor, offers: list[tuple[Box, tuple[int, Chunk]]]) -> Iterator[Read]:
+def _wanted(item: ReadItem) -> Box:
+    """The box of the whole tensor that an item reads."""
     origin = item.storage_index.offset or (0,) * len(item.lengths)
-    start = tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True))
-    wanted = Box(start, tuple(item.lengths))
-    parts, missing = cover(wanted, offers)
-    if missing:
-        raise CheckpointError(f"{item.storage_index.fqn}: no rank saved the elements from {missing[0].offsets}")
-    for part, _, (rank, chunk) in parts:
-        yield Read(rank=rank, chunk=chunk, part=part, target=target[part.within(wanted)].copy_)
+    return Box(tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True)), tuple(item.lengths))
 
 
 def _pickled_in_memory(value: Any) -> io.BytesIO:

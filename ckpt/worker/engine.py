@@ -21,7 +21,8 @@ from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
-from ckpt.worker.save.flatten import Piece, take_apart
+from ckpt.worker.save.flatten import take_apart
+from ckpt.worker.save.piece import Piece
 from ckpt.worker.save.replicas import World
 from ckpt.worker.save.staging import Stager
 from ckpt.worker.session import Identity, Session, Stage, rate
@@ -148,7 +149,9 @@ class Engine:
 
     def loaded(self) -> None:
         """Tells the agent that everything needed of `saved_step()` has been read."""
-        self.connect().loaded()
+        session = self.connect()
+        session.loaded()
+        session.map_slots()
 
     # save
 

@@ -7,6 +7,7 @@ that works on such objects may use `torch` from here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,11 @@ else:
         """A placeholder that imports torch when an attribute is first used."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("torch"), name)
+            return getattr(_imported(), name)
+
+    @functools.cache  # a load asks some ten times per tensor, and import_module() takes its locks each time
+    def _imported() -> Any:
+        return import_module("torch")
 
     torch = _Torch()
 

@@ -76,7 +76,7 @@ class Session:
         self._closed = threading.Event()
         self._lock = threading.RLock()  # guards all state that the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
-        threading.Thread(target=self._arena.map_ahead, name=MAP_THREAD, daemon=True).start()  # while the agents plan
+        self._map_in_thread(self._arena.map_newest)  # while the agents plan; the others would slow down the load
         self._agent = self._connect(deadlines.connect_s)
         if wants is not None:
             self._prefetch(wants)
@@ -108,6 +108,13 @@ class Session:
         except AgentError as error:
             raise CheckpointError(f"step {step} is not the newest that can be recovered: {error}") from None
         return self._saved_step(step, reply["world_size"], reply["tier"])
+
+    def map_slots(self) -> None:
+        """Maps the existing slots in a thread: after a load whose caller does not know yet what it will save."""
+        self._map_in_thread(self._arena.map_ahead)
+
+    def _map_in_thread(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name=MAP_THREAD, daemon=True).start()
 
     def _prefetch(self, wants: Callable[[SavedStep], list[Any]]) -> None:
         """Asks the agent to fetch surviving shards before the lost ones are rebuilt.

@@ -306,7 +306,7 @@ class World:
     async def stop_before_protect(self, step: int, slot: int) -> None:
         """All workers save; returns once all shards are sealed. No redundancy is ever made."""
 
-        async def never(source: int, message: dict[str, Any]) -> None:
+        async def never(source: int, **fields: Any) -> None:
             await asyncio.Event().wait()
 
         for agent in self.agents:
@@ -319,7 +319,7 @@ class World:
     async def save_unheard(self, *steps: int, slot: int) -> None:
         """All workers save, one step after another; all copies are made, and no node hears of a commit."""
 
-        async def deaf(source: int, message: dict[str, Any]) -> None:
+        async def deaf(source: int, **fields: Any) -> None:
             raise AgentError("not heard")
 
         for agent in self.agents:

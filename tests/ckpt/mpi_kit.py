@@ -61,7 +61,8 @@ class AgentProcesses:
 
         Without workers others connect as such, with what `environment` gives.
         """
-        self.wait_s = WAIT_S  # for the agents to listen
+        self.monitors: list[Monitor] = []
+        self.workers: list[AgentClient] = []
         self.nodes = [*nodes, *holders]
         self._training = len(nodes) if has_workers else 0
         self._programs = programs or {}
@@ -84,6 +85,20 @@ class AgentProcesses:
         }
 
     def __enter__(self) -> AgentProcesses:
+        self.start()
+        try:
+            for rank, ram_dir in enumerate(self.ram_dirs):
+                path = ram_dir / f"agent-{self.attempt}.sock"
+                self.monitors.append(Monitor.connect(ram_dir, self.attempt, WAIT_S))
+                if rank < self._training:
+                    self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=WAIT_S))
+        except AgentError as error:
+            self.close()
+            raise AssertionError(f"{error}:\n{self.log()}") from None
+        return self
+
+    def start(self) -> None:
+        """Starts the agents and connects to none."""
         programs = [
             [f"HOLDFAST_NODE={node}", f"HOLDFAST_RAM_DIR={ram_dir}", *self._programs.get(node, command())]
             for node, ram_dir in zip(self.nodes, self.ram_dirs, strict=True)
@@ -93,20 +108,12 @@ class AgentProcesses:
             self.process = subprocess.Popen(
                 argv, env=self._env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.monitors: list[Monitor] = []
-        self.workers: list[AgentClient] = []
-        try:
-            for rank, ram_dir in enumerate(self.ram_dirs):
-                path = ram_dir / f"agent-{self.attempt}.sock"
-                self.monitors.append(Monitor.connect(ram_dir, self.attempt, self.wait_s))
-                if rank < self._training:
-                    self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=self.wait_s))
-        except AgentError as error:
-            self.__exit__()
-            raise AssertionError(f"{error}:\n{self.log()}") from None
-        return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the agents and waits for their end."""
         for link in (*self.monitors, *self.workers):
             link.close()
         for pid in self.pids().values():

@@ -119,7 +119,7 @@ def traffic(patch: pytest.MonkeyPatch) -> Traffic:
 
     patch.setattr(FakeTransport, "receive_range", received)
     patch.setattr(Loading, "_remote", loading(Loading._remote))
-    patch.setattr(Handover, "_pull", loading(Handover._pull))
+    patch.setattr(Handover, "run", loading(Handover.run))
     for name in ("read", "data_path"):
         patch.setattr(SharedTier, name, reading(getattr(SharedTier, name)))
     return counted

@@ -234,8 +234,8 @@ def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             protect = world.agents[1]._saves._on_protect
 
-            async def promise_then_lose_the_world(source, message):
-                await protect(source, message)
+            async def promise_then_lose_the_world(source, step):
+                await protect(source, step)
                 for transport in world.fake.transports:
                     transport.fail = "MPI_ERR_PROC_FAILED"
 
@@ -478,7 +478,7 @@ def test_calls_name_every_node_that_failed(tmp_path):
 
 
 def test_a_source_that_falls_silent_is_named(tmp_path):
-    async def promises_bytes_and_sends_none(source, message):
+    async def promises_bytes_and_sends_none(source, **fields):
         return {}
 
     async def test():

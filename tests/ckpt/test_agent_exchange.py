@@ -25,8 +25,8 @@ def test_the_record_of_another_shard_than_was_asked_for_is_refused(tmp_path: Pat
             await world.save(10, slot=0)
             here, there = (agent._saves._context.exchange for agent in world.agents)
 
-            async def other(source: int, message: dict[str, Any]) -> dict[str, Any]:
-                return await there._on_record(source, {**message, "rank": 3})
+            async def other(source: int, save: SaveId, rank: int) -> dict[str, Any]:
+                return await there._on_record(source, save, rank=3)
 
             assert (await here.record(1, save_id(10), 2)).rank == 2
             world.agents[1]._peers.handle("record", other)
@@ -48,9 +48,9 @@ def test_what_a_name_held_is_given_up_before_other_bytes_come_there(tmp_path: Pa
             await here.pull(1, save_id(10), 1, record.stem)
             assert record.exists()
 
-            async def watched(source: int, message: dict[str, Any]) -> None:
+            async def watched(source: int, **fields: Any) -> None:
                 seen.append(record.exists())
-                await there._on_shard_bytes(source, message)
+                await there._on_shard_bytes(source, **fields)
 
             world.agents[1]._peers.handle("shard_bytes", watched)
             await here.pull(1, save_id(20), 1, record.stem)
@@ -60,7 +60,7 @@ def test_what_a_name_held_is_given_up_before_other_bytes_come_there(tmp_path: Pa
 
 
 def test_a_file_into_which_bytes_may_still_come_is_never_used_again(tmp_path: Path) -> None:
-    async def refuse(source: int, message: dict[str, Any]) -> None:
+    async def refuse(source: int, **fields: Any) -> None:
         raise AgentError("gone")
 
     async def test() -> None:
@@ -81,8 +81,7 @@ def test_blocks_that_a_shard_does_not_have_are_not_served(tmp_path: Path, block:
         async with World(tmp_path, NODES, 0, config(scheme="none")) as world:
             await world.save(10, slot=0)
             there = world.agents[1]._saves._context.exchange
-            save = {"step": 10, "attempt": 0, "run_id": RUN_ID}
             with pytest.raises(AgentError, match="blocks outside the shard's 1 asked for"):
-                await there._on_shard_bytes(0, {"save": save, "rank": 1, "blocks": [block], "tag": 0})
+                await there._on_shard_bytes(0, save_id(10), rank=1, blocks=[block], tag=0)
 
     run(test)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_record
+from ckpt.memory import arena as arena_module
 from ckpt.memory.arena import Arena, Slot
 
 
@@ -150,6 +153,46 @@ def test_a_slot_mapped_ahead_is_read_where_it_is_and_not_mapped_again(tmp_path: 
     assert arena.mapped(str(tmp_path / "own-0-0.data"), 100_001) is None
     assert arena.mapped(str(tmp_path / "own-0-1.data"), 1) is None
     assert not (tmp_path / "own-0-1.data").exists()
+
+
+def test_the_shard_sealed_last_is_mapped_before_the_load_and_the_others_after_it(tmp_path: Path) -> None:
+    files = []
+    for slot, sealed_s in ((0, 20), (1, 30), (2, 10)):
+        Slot(tmp_path, 0, slot).reserve(100_000)
+        publish(tmp_path, f"own-0-{slot}", step=slot)
+        os.utime(tmp_path / f"own-0-{slot}.json", (sealed_s, sealed_s))
+        files.append(str(tmp_path / f"own-0-{slot}.data"))
+    (tmp_path / "own-0-2.json").unlink()  # a slot without a shard
+    arena = Arena(tmp_path, 0, 4)
+    arena.map_newest()
+    assert [arena.mapped(file, 100_000) is not None for file in files] == [False, True, False]
+    newest = arena.slots[1].memory
+    arena.map_ahead()
+    assert all(arena.mapped(file, 100_000) is not None for file in files)
+    assert arena.slots[1].memory is newest
+    assert not arena.slots[3].path.exists()
+
+
+def test_a_slot_can_be_read_while_its_pages_are_still_being_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slot(tmp_path, 0, 0).reserve(100_000)[:5] = b"bytes"
+    mapping, may_end = threading.Event(), threading.Event()
+
+    def slow(memory: object) -> None:
+        mapping.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(arena_module, "populate_for_writing", slow)
+    arena = Arena(tmp_path, 0, 1)
+    ahead = threading.Thread(target=arena.map_newest)
+    ahead.start()
+    try:
+        assert mapping.wait(60)
+        assert arena.mapped(str(tmp_path / "own-0-0.data"), 5) == b"bytes"
+    finally:
+        may_end.set()
+        ahead.join(60)
 
 
 def test_a_file_replaced_since_it_was_mapped_ahead_is_mapped_anew(tmp_path: Path) -> None:

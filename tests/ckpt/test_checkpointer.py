@@ -19,6 +19,7 @@ from trainer_kit import LIMIT_S, Node, checkpointer, settle
 from waiting import until
 
 from ckpt import Monitor
+from ckpt.agent.rpc.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, StateError
 from ckpt.format.shard_record import read_record
@@ -293,6 +294,27 @@ def test_a_load_from_own_memory_reads_the_slot_where_the_session_has_mapped_it(
     state = {"x": torch.zeros(1 << 16)}
     assert ckpt.load(state) == 5
     assert torch.equal(state["x"], saved["x"])
+
+
+def test_a_load_from_own_memory_asks_once_where_the_shard_is(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt = node.start()
+    ckpt.save(5, {"x": torch.arange(9.0)})
+    settle(ckpt)
+    ckpt = node.start()
+    assert ckpt.newest_step == 5
+    asked = []
+    request = AgentClient.request
+
+    def counted(client: AgentClient, op: str, **fields: Any) -> dict[str, Any]:
+        asked.append(op)
+        return request(client, op, **fields)
+
+    monkeypatch.setattr(AgentClient, "request", counted)
+    for _ in range(2):
+        state = {"x": torch.zeros(9)}
+        assert ckpt.load(state) == 5
+        assert torch.equal(state["x"], torch.arange(9.0))
+    assert asked == ["open", "open"]  # each load, because the shard may have moved since the last
 
 
 def test_the_shared_tier_brings_back_what_memory_lost(node: Node) -> None:

@@ -127,8 +127,8 @@ class TestFlush:
             checkpoint = config(tmp_path / "shared", nvme=nvme(tmp_path), s3=dead)
             async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
                 for agent in world.agents:
-                    options = agent._flush._context.tiers["s3"]._bucket._client._options
-                    agent._flush._context.tiers["s3"]._bucket._client._options = replace(options, attempts=1)
+                    bucket = agent._flush._context.tiers["s3"]._bucket
+                    bucket._options = replace(bucket._options, attempts=1)
                 await world.save(10, 0)
                 for tier in ("nvme", "shared"):
                     await world.monitors[0].event("commit", tier=tier, step=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -33,10 +34,13 @@ def sent(pattern: str, *folders: str) -> set[str]:
 def test_every_request_that_agents_serve_for_each_other_is_in_the_catalogue(tmp_path: Path) -> None:
     async def test() -> None:
         async with World(tmp_path, ["a"], 0, config(nvme={"path": str(tmp_path / "nvme")})) as world:
-            served = set(world.agents[0]._peers._handlers)
+            served = dict(world.agents[0]._peers._handlers)
         expected = names("node", "leader") | names("leader", "node") | names("node", "node")
-        rejoin = {"rejoin_verify", "rejoin_protect", "rejoin_done"}
-        assert served | rejoin == expected
+        rejoin = {"rejoin_verify", "rejoin_adopt", "rejoin_done"}
+        assert served.keys() | rejoin == expected
+        fields = {op: set(kind.fields) for way in (TO_LEADER, TO_NODE, BETWEEN) for op, kind in way.messages.items()}
+        for op, handler in served.items():
+            assert set(inspect.signature(handler).parameters) == {"source", *fields[op]}, op
 
     run(test)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from agent_kit import FakeWorld
+
 from ckpt.agent.rpc import peers
 from ckpt.agent.rpc.peers import Peers
-from ckpt.agent.rpc.transport import SoloTransport
 from ckpt.timeouts import AgentDeadlines
 
 COUNT = 100
@@ -16,7 +17,7 @@ TAG = 7
 
 async def to_itself() -> None:
     """A node sends itself more ranges than are under way at once. Nobody polls its transport."""
-    node = Peers(SoloTransport(), ["a"], AgentDeadlines())
+    node = Peers(FakeWorld(1).transports[0], ["a"], AgentDeadlines())
     for index in range(COUNT):
         node.send(0, TAG, memoryview(bytes([index])))
     into = [memoryview(bytearray(1)) for _ in range(COUNT)]

@@ -142,5 +142,5 @@ def test_tensors_with_gaps_and_on_some_of_the_ranks_come_back_in_any_layout(worl
     (tier,) = lower_tiers(CheckpointConfig.from_mapping(world.section), "n0").values()
     for rank in range(4):
         stored = read_stored(tier, next(iter(tier.catalog())).save, rank)
-        assert stored.full("summed").tolist() == [4, 4, 4] and len(stored.parts) == 7
-        assert all(torch.equal(stored.full(name), wanted(name)) for name in stored.parts if name != "summed")
+        assert stored.full("summed").tolist() == [4, 4, 4] and len(stored.tensors) == 7
+        assert all(torch.equal(stored.full(name), wanted(name)) for name in stored.tensors if name != "summed")

@@ -89,8 +89,8 @@ def test_a_save_given_up_in_the_middle_of_its_redundancy_holds_up_no_other(
 def test_saves_that_fail_one_after_another_cost_no_copy_of_the_committed_one(tmp_path: Path) -> None:
     """Node b has copies of the failed ones, node c refuses; then a is lost with what it alone had."""
 
-    async def refuse(source: int, message: dict[str, Any]) -> None:
-        await until(lambda: message["step"] in copies(tmp_path / "b"))
+    async def refuse(source: int, step: int) -> None:
+        await until(lambda: step in copies(tmp_path / "b"))
         raise AgentError("no memory")
 
     async def test() -> None:
@@ -134,9 +134,9 @@ def test_a_save_beside_the_redundancy_of_a_restored_step_takes_no_place_of_it(
             await begun.wait()
             protect = world.agents[1]._saves._on_protect
 
-            async def release(source: int, message: dict[str, Any]) -> None:
+            async def release(source: int, step: int) -> None:
                 asyncio.get_running_loop().call_soon(go.set)
-                await protect(source, message)
+                await protect(source, step)
 
             world.agents[1]._peers.handle("protect", release)
             await world.save(30, 1)

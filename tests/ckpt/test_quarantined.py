@@ -82,7 +82,7 @@ class TestMemory:
             lose(tmp_path, "a")
             world = await restored(tmp_path, 1, nodes, of("xor"), 10)
             problem = await world.monitors[0].event("problem", what="step quarantined", step=20)
-            assert "made again from parity, does not verify" in problem["detail"]
+            assert "rebuilt from parity, does not verify" in problem["detail"]
             await until(lambda: all(notes(place.ram_dir) for place in world.places))
             await world.__aexit__()
             for node in nodes[1:]:  # as somebody who looks for the reason finds it
@@ -189,8 +189,8 @@ def test_what_another_run_has_taken_over_is_quarantined_by_that_run_alone(tmp_pa
         async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
             restore = world.agents[1]._restore._on_restore
 
-            async def held(source: int, message: dict[str, Any]) -> dict[str, Any]:
-                answer = await restore(source, message)
+            async def held(source: int, **fields: Any) -> dict[str, Any]:
+                answer = await restore(source, **fields)
                 await go.wait()
                 return answer
 

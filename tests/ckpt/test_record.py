@@ -254,7 +254,7 @@ def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tm
     manifest = new_manifest(SAVE, world_size, 1.5, places)
     write_manifest(tmp_path, manifest)
     found = read_manifest(tmp_path)
-    assert list(found.shards) == places and found.shards[1:3] == places[1:3]
+    assert list(found.shards) == places
     parts_of_nodes = [pack(SAVE, places[3:]), pack(SAVE, places[:3])]
     merged = new_manifest(SAVE, world_size, 1.5, merge(SAVE, "gpt", world_size, parts_of_nodes))
     assert list(merged.shards) == places and merged.nbytes == manifest.nbytes

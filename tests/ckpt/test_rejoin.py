@@ -13,7 +13,7 @@ import waiting
 from agent_kit import World, config, content, copies, lose, run, until
 from trainer_kit import FAST, Node, settle
 
-from ckpt.agent.flush.tier_contents import whole_in_place
+from ckpt.agent.shards.held import COPY, OWN, whole_in_place
 from ckpt.config import Place
 from ckpt.errors import AgentError
 from ckpt.memory.board import Board
@@ -149,7 +149,7 @@ def test_only_saves_whole_where_their_ranks_run_count_this_attempts_before_older
     place = Place(run_id="r", attempt=1, node="a", nodes=("a", "b"), ranks_per_node=1, ram_dir=tmp_path)
 
     def shard(step: int, rank: int, attempt: int = 1, world_size: int = 2, own: bool = True) -> list[object]:
-        return [{"step": step, "attempt": attempt, "run_id": "r"}, world_size, rank, own]
+        return [{"step": step, "attempt": attempt, "run_id": "r"}, world_size, rank, OWN if own else COPY]
 
     a = [shard(10, 0), shard(20, 0), shard(40, 0), shard(90, 0, attempt=0), shard(99, 0, world_size=1), shard(50, 1)]
     a.append(shard(95, 0, world_size=3))

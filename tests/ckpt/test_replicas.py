@@ -27,7 +27,8 @@ from ckpt.format.layout import Chunk, Layout
 from ckpt.format.rank_grid import UNKNOWN, Spread
 from ckpt.format.shard_record import read_record
 from ckpt.worker.load.read_plan import TensorReads
-from ckpt.worker.save.replicas import SMALL_BYTES, Proofs, Replica, World, share_out
+from ckpt.worker.save.piece import Piece
+from ckpt.worker.save.replicas import SMALL_BYTES, Proofs, World, share_out
 
 # who stores what
 
@@ -41,9 +42,8 @@ def test_the_shares_of_a_group_hold_each_element_once_and_weigh_the_same(
 ) -> None:
     group = range(3, 3 + members)
     replicas = {
-        number: Replica(
-            group=group, key=str(number), dtype="float32", box=Box((0,) * len(shape), shape),
-            nbytes=4 * Box((), shape).elements,
+        number: Piece(
+            group=group, key=str(number), data=np.empty(0, np.float32), shape=shape, box=Box((0,) * len(shape), shape)
         )
         for number, shape in enumerate(shapes)
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_the_shares_of_a_group_hold_each_element_once_and_weigh_the_same(
 def test_ranks_with_another_structure_or_in_another_order_tell_another_token() -> None:
     def token(*keys: str, size: int = 8192) -> list[str]:
         replicas = {
-            n: Replica(group=range(2), key=key, dtype="float32", box=Box((0,), (size,)), nbytes=4 * size)
+            n: Piece(group=range(2), key=key, data=np.empty(0, np.float32), shape=(size,), box=Box((0,), (size,)))
             for n, key in enumerate(keys)
         }
         return list(share_out(replicas, 0)[1])

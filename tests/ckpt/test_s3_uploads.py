@@ -158,19 +158,22 @@ from ckpt.tiers import s3_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_client import LazyClient, S3Options
+from ckpt.tiers.s3_client import S3Options
 from tier_kit import WORLD, save_id, shard
 s3_bucket.PART_BYTES = 5 << 20
 operation, count = sys.argv[1].split(":")
 left = [int(count)]
-real = LazyClient.__getattr__
-def dying(self, name):
-    if name == operation:
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, name)
-LazyClient.__getattr__ = dying
+real = s3_bucket.make_client
+class Dying:
+    def __init__(self, options):
+        self.client = real(options)
+    def __getattr__(self, name):
+        if name == operation:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(self.client, name)
+s3_bucket.make_client = Dying
 tier = S3Tier(sys.argv[2], "ns", S3Options(endpoint_url=sys.argv[3], region="us-east-1", path_style=True))
 save = save_id(2)
 places = [place for node in (0, 1) for place in tier.write_node(

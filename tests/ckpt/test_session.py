@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,8 +62,8 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=WorkerDeadlines(slot_s=30))
             in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
 
-            async def promise_then_lose_the_world(source: int, message: dict[str, Any]) -> None:
-                await protect(source, message)
+            async def promise_then_lose_the_world(source: int, step: int) -> None:
+                await protect(source, step)
                 for transport in world.fake.transports:
                     transport.fail = "MPI_ERR_PROC_FAILED"
 

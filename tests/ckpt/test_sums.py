@@ -60,10 +60,9 @@ def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
             parity = world.agents[0]._saves.protect
             save = SaveId(step=10, attempt=0, run_id="run-1")
             over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
-            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": over.to_json(), "tag": 7}
-            for source, row in ((2, 1), (1, 2), (0, 0), (3, -1), (1, "1"), (1, None)):
+            for source, row in ((2, 1), (1, 2), (0, 0), (3, -1)):
                 with pytest.raises(AgentError, match=r"row .* is not that of node"):
-                    await parity._rows._on_row(source, {**fields, "row": row})
+                    await parity._rows._on_row(source, save, over, row, tag=7)
 
     run(test)
 
@@ -82,7 +81,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
                 for n, rank in ((1, 7), (2, 2))
             ]
             with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
-                await parity._sums.pull(save, over.to_json(), addends, 9, lambda start, stop: memoryview(bytearray(9)))
+                await parity._sums.pull(save, over, addends, 9, lambda start, stop: memoryview(bytearray(9)))
 
     run(test)
 
@@ -104,10 +103,12 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             first, last = (
                 sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
             )
-            fields = {"save": {"step": 10, "attempt": 0, "run_id": "run-1"}, "over": {}, "nbytes": 70_000}
+            save = SaveId(step=10, attempt=0, run_id="run-1")
+            over, _ = await world.agents[0]._saves.protect._over(save, ((0,), (1,), (2,)))
+            fields = {"save": save, "over": over, "nbytes": 70_000}
             makers = [agent._saves.protect._sums for agent in world.agents]
-            await makers[0]._on_parts(2, {**fields, "addend": first, "target": 1, "tag": 76})
-            await makers[1]._on_sum(2, {**fields, "own": [last], "others": [(first, 76)], "target": 2, "tag": 77})
+            await makers[0]._on_parts(2, addend=first, target=1, tag=76, **fields)
+            await makers[1]._on_sum(2, own=[last], others=[(first, 76)], target=2, tag=77, **fields)
             offered = world.fake.ranges[(1, 2, 77)][0]
             await until(lambda: len(offered) == sums.LEAVING)
             before = len(received)

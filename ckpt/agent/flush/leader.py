@@ -1,6 +1,6 @@
-"""Node rank 0 leads committed saves to the lower tiers: every node writes its file, then one commit makes it a step.
+"""Node rank 0 leads the flush of committed saves to the lower tiers: every node writes its file, then one commit.
 
-The tiers go their own ways: each takes one save at a time, at its own cadence, and none waits for another.
+The tiers are independent. Each takes one save at a time, at its own cadence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents
-from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import CheckpointError
 from ckpt.format.manifest import merge
@@ -23,7 +22,7 @@ from ckpt.tiers.tier import Tier
 
 
 class FlushLeader(Part):
-    """Decides which tiers a save goes to, and leads it there."""
+    """Decides to which tiers a save is flushed, and leads the flush."""
 
     def __init__(self, context: Context, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(context)
@@ -32,10 +31,15 @@ class FlushLeader(Part):
         self._clock = clock
         self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
-        self._last_s = dict.fromkeys(self._sections, clock())  # when a save last set out, by tier
+        self._last_s = dict.fromkeys(self._sections, clock())  # start of the newest flush, by tier
 
     def wanted(self, step: int, asked: bool) -> list[str]:
-        """The tiers that a step goes to: all when asked for, else those where it is due and none is under way."""
+        """The tiers to which a step is flushed. Their flush counts as started.
+
+        Args:
+            step: the step.
+            asked: whether to flush to all tiers; else only where the step is due and no other is under way.
+        """
         return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
 
     def _wanted(self, name: str, section: TierSection, step: int, asked: bool) -> bool:
@@ -46,24 +50,24 @@ class FlushLeader(Part):
         if due and busy and not asked:
             older = ", ".join(map(str, sorted(busy)))
             self._listener.problem(
-                f"not flushed to the {name} tier", f"step {older} is still on its way there", step, failed=name
+                f"not flushed to the {name} tier", f"the flush of step {older} has not ended", step, failed=name
             )
             self._listener.to_workers("flush_dropped", step=step, tier=name, under_way=older)
             return False
         if due or asked:
-            self._set_out(name, step)
+            self._start(name, step)
         return due or asked
 
     def resume(self, contents: TierContents, save: SaveId | None) -> list[str]:
-        """Goes on where earlier agents ended; returns the tiers that a restored save goes to.
+        """Continues after earlier agents. Returns the tiers to which a restored save is flushed.
 
-        One that was due in a tier was lost with the agents on its way. `every_s` counts on from the newest commit in
-        each tier: a run that often starts again would never be due. The time of that commit is by a clock of the wall,
-        which may jump: no age is taken for less than nothing or more than due.
+        The agents may have ended before a due flush did. `every_s` counts from the newest commit in each tier, because
+        a run that restarts often would never reach it otherwise. The wall clock gives the time of that commit and may
+        jump, so the age is limited to 0 to `every_s`.
 
         Args:
-            contents: what the tiers hold.
-            save: what is restored, and lies in memory where its ranks run; None: nothing does.
+            contents: the contents of the tiers.
+            save: the restored save, if all its shards are in the memory of the nodes where their ranks run; else None.
         """
         for name, section in self._sections.items():
             if section.every_s is not None and name in contents.last_s:
@@ -82,22 +86,22 @@ class FlushLeader(Part):
                 and (due or not save.step)
                 and not any(_is_between(due, other, save) for other in contents.held[name])
             ):
-                self._set_out(name, save.step)
+                self._start(name, save.step)
                 names.append(name)
         return names
 
     def _is_late(self, name: str, section: TierSection, contents: TierContents) -> bool:
-        """By seconds; where nothing was ever committed it is."""
+        """Whether a flush is due by `every_s`, which is also the case if the tier has no commit yet."""
         if section.every_s is None:
             return False
         return name not in contents.last_s or self._clock() - self._last_s[name] >= section.every_s
 
-    def _set_out(self, name: str, step: int) -> None:
+    def _start(self, name: str, step: int) -> None:
         self._busy[name].add(step)
         self._last_s[name] = self._clock()
 
     async def lead(self, save: SaveId, nbytes: int, names: list[str]) -> None:
-        """Takes a committed save to the tiers; a failure is reported, and the slots are freed all the same."""
+        """Flushes a committed save to tiers. A failure is reported, and the slots are freed all the same."""
         await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
 
     async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
@@ -112,17 +116,16 @@ class FlushLeader(Part):
                 self._listener.problem(f"flush to the {name} tier failed", failure, step, failed=name)
             self._busy[name].discard(step)
             seconds = round(time.monotonic() - since_s, 6)
-            fields = {"reached": failure is None, "nbytes": nbytes, "seconds": seconds}
-            try:
-                await self._context.call_training("flush_done", tier=name, step=step, **fields)
-            except PeerError as error:
-                self._listener.problem("end of a flush not confirmed by every node", str(error), step)
+            await self._try_all(
+                "end of a flush not confirmed by every node", "flush_done", tier=name, step=step,
+                reached=failure is None, nbytes=nbytes, seconds=seconds,
+            )  # fmt: skip
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(name, tier, self._sections[name].keep)
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
-        """Everybody writes, one commits."""
+        """All nodes write, then this node commits."""
         await in_time(self._deadlines.flush_s, tier.prepare)
         await in_time(self._deadlines.flush_s, tier.begin, save)
         answers = await self._context.call_training("flush_write", tier=name, step=save.step)
@@ -131,7 +134,7 @@ class FlushLeader(Part):
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
 
     async def _write_locally(self, name: str, step: int) -> None:
-        """Everybody writes, then everybody commits: a node commits nothing that another could not write."""
+        """All nodes write, then all commit. So no node commits a step that another could not write."""
         await self._context.call_training("flush_write", tier=name, step=step)
         await self._context.call_training("flush_commit", tier=name, step=step)
 
@@ -141,7 +144,7 @@ class FlushLeader(Part):
                 await in_time(self._deadlines.flush_s, tier.retain, keep)
                 return
             answers = await self._context.call_training("flush_list", tier=name)
-            held = [{SaveId.from_json(value) for value in answer["saves"]} for answer in answers]
+            held = [set(map(SaveId.from_json, answer["saves"])) for answer in answers]
             complete = [save.to_json() for save in set.intersection(*held)]
             await self._context.call_training("flush_retain", tier=name, keep=keep, complete=complete)
         except (CheckpointError, OSError) as error:
@@ -149,4 +152,5 @@ class FlushLeader(Part):
 
 
 def _is_between(due: int, other: SaveId, save: SaveId) -> bool:
+    """Whether a save of the same run has a step from `due` to that of `save`."""
     return other.run_id == save.run_id and due <= other.step <= save.step

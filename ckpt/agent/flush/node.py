@@ -1,4 +1,4 @@
-"""Each node's part in a flush: writes its ranks' shards to a tier, and commits there where the tier is its own disk."""
+"""A node's part in a flush: writes its ranks' shards to a tier, and commits there if the tier is its own disk."""
 
 from __future__ import annotations
 
@@ -17,41 +17,40 @@ from ckpt.tiers.tier import Tier
 
 
 class FlushNode(Part):
-    """Writes the shards of its own ranks, commits and tidies its own disk, frees the slots."""
+    """Writes this node's shards, commits and removes saves on its own disk, and frees the slots."""
 
     def __init__(self, context: Context, saves: SaveNode) -> None:
         super().__init__(context)
         self._saves = saves
-        self._writing: dict[str, int] = {}  # step, by tier
-        # The last file written, by node-local tier; no places: the node's part was committed there before.
+        self._writing: dict[str, int] = {}  # the step that is being written, by tier
+        # the save last written, by node-local tier; without places if this node had already committed it there
         self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
 
-    async def _on_flush_write(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        step, name = message["step"], message["tier"]
-        pin, tier = self._saves.pinned.get(step), self._tier(name)
+    async def _on_flush_write(self, source: int, tier: str, step: int) -> dict[str, Any]:
+        pin, target = self._saves.pinned.get(step), self._context.tier(tier)
         if pin is None:
-            raise AgentError(f"step {step} is not held for the {name} tier here")
-        if (older := self._writing.get(name)) is not None:
+            raise AgentError(f"step {step} is not held for the {tier} tier here")
+        if (older := self._writing.get(tier)) is not None:
             raise AgentError(f"step {older} is still being written; storage is stuck or slower than the saves")
-        shards, memory_store = [], self._memory_store
-        names = [pin.names[local_rank] for local_rank in sorted(pin.names)]
-        for shard in names:
-            record = memory_store.record(shard)
-            shards.append((record, memory_store.bytes_of(shard, record.layout.nbytes)))
-        self._writing[name] = step
-        # Beside the write, which is slower: what has changed in memory since its seal is written, and never committed.
+        memory_store, names = self._memory_store, [name for _, name in sorted(pin.names.items())]
+        records = [memory_store.record(name) for name in names]
+        shards = [
+            (record, memory_store.bytes_of(name, record.nbytes)) for name, record in zip(names, records, strict=True)
+        ]
+        self._writing[tier] = step
+        # During the write, which takes longer. If memory has changed since its seal, the file is not committed.
         verifying = asyncio.gather(*map(memory_store.verify_again, names))
-        places = await in_thread(self._write, name, tier, pin.save, shards)
-        for (record, _), good in zip(shards, await verifying, strict=True):
+        places = await in_thread(self._write, tier, target, pin.save, shards)
+        for record, good in zip(records, await verifying, strict=True):
             if not good:
                 raise CorruptError(f"rank {record.rank}: its shard in memory does not match its checksums any more")
-        if tier.node_local:
-            self._written[name] = (pin.save, places)
+        if target.node_local:
+            self._written[tier] = (pin.save, places)
             return {}
         return {"places": pack(pin.save, places)}
 
     def _write(self, name: str, tier: Tier, save: SaveId, shards: list[Any]) -> list[ShardPlace]:
-        """In its own thread, which may outlive the deadline: `_writing` says so."""
+        """Runs in a thread, which may outlive the deadline. Until it ends, the tier is in `_writing`."""
         try:
             if tier.node_local:
                 tier.prepare()
@@ -62,40 +61,31 @@ class FlushNode(Part):
         finally:
             del self._writing[name]
 
-    async def _on_flush_commit(self, source: int, message: dict[str, Any]) -> None:
-        """Node-local tiers only: this node's part of the step."""
-        step = message["step"]
-        save, places = self._written.get(message["tier"], (None, []))
+    async def _on_flush_commit(self, source: int, tier: str, step: int) -> None:
+        """Commits this node's part of a step in a node-local tier."""
+        save, places = self._written.get(tier, (None, []))
         if save is None or step != save.step:
-            raise AgentError(f"step {step} has not been written to the {message['tier']} tier here")
+            raise AgentError(f"step {step} has not been written to the {tier} tier here")
         if places:
-            await in_thread(self._tier(message["tier"]).commit, save, self._place.world_size, places)
+            await in_thread(self._context.tier(tier).commit, save, self._place.world_size, places)
 
-    async def _on_flush_list(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        saves = await in_thread(self._tier(message["tier"]).steps)
-        return {"saves": [save.to_json() for save in saves]}
+    async def _on_flush_list(self, source: int, tier: str) -> dict[str, Any]:
+        return {"saves": [save.to_json() for save in await in_thread(self._context.tier(tier).steps)]}
 
-    async def _on_flush_retain(self, source: int, message: dict[str, Any]) -> None:
-        complete = {SaveId.from_json(value) for value in message["complete"]}
-        await in_thread(self._tier(message["tier"]).retain, message["keep"], complete)
+    async def _on_flush_retain(self, source: int, tier: str, keep: int, complete: list[Any]) -> None:
+        await in_thread(self._context.tier(tier).retain, keep, set(map(SaveId.from_json, complete)))
 
-    async def _on_flush_done(self, source: int, message: dict[str, Any]) -> None:
-        await self._saves.flushed(
-            message["step"], message["tier"], message["reached"], bytes=message["nbytes"], seconds=message["seconds"]
-        )
-
-    def _tier(self, name: str) -> Tier:
-        tier = self._context.tiers.get(name)
-        if tier is None:
-            raise AgentError(f"no {name} tier is configured")
-        return tier
+    async def _on_flush_done(
+        self, source: int, tier: str, step: int, reached: bool, nbytes: int, seconds: float
+    ) -> None:
+        await self._saves.flushed(step, tier, reached, bytes=nbytes, seconds=seconds)
 
 
 def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
-    """Whether this node's disk has the save already, as when a flush was cut short on other nodes alone.
+    """Whether this node's disk has the save already: an earlier flush may have failed on other nodes only.
 
     Raises:
-        CheckpointError: it is there, and is of other ranks, or damaged: it is never written again.
+        CheckpointError: the disk has the save, but with other ranks or damaged. It is never written again.
         OSError: it cannot be read.
     """
     try:
@@ -104,7 +94,9 @@ def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
         return False
     there = {place.rank: place for place in manifest.shards}
     if missing := [rank for rank in ranks if rank not in there]:
-        raise AgentError(f"{tier.where}: has step {save.step} already, without rank {missing[0]}; it stays as it is")
+        raise AgentError(
+            f"{tier.where}: has step {save.step} already, without rank {missing[0]}; it is not overwritten"
+        )
     for rank in ranks:
         reads.verify(reads.reader(tier, save, there[rank]), there[rank])
     return True

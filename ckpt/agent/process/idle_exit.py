@@ -1,7 +1,7 @@
-"""How agents end that nobody tells to: a program has started them, and they outlive its last process by a moment.
+"""Agents started by an MPI program exit together once none of its processes is connected on any node.
 
-All leave together. A node whose processes have gone may still hold copies for saves that others finish, and a process
-that is killed takes no leave; what shows in any case is that the kernel closes its connection.
+They exit together because a node without processes may still hold copies for saves that others complete. A killed
+process sends no message, so an agent relies on the kernel to close the connection.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import PeerError
+from ckpt.timeouts import within
 
 _POLL_S = 0.2
 
@@ -20,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class IdleExit(Part):
-    """Each node's part; the agent of node rank 0 also knows who is done."""
+    """Each node's part. The agent of node rank 0 also collects which nodes are unused."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._nodes = context.place.nodes
-        self._unused: set[int] = set()  # nodes whose processes have gone, as node rank 0 has heard
-        self._told: set[int] = set()  # nodes that know that all have
+        self._unused: set[int] = set()  # on node rank 0: nodes without a connected process
+        self._leaving: set[int] = set()  # on node rank 0: nodes that know that all nodes are unused
 
     async def run(self) -> None:
-        """Returns when this agent is to end: no process of the program is left, on any node that can be reached."""
+        """Returns when this agent is to exit: no process is connected to any agent that can be reached."""
         if not await self._poll(lambda: self._listener.used, self._deadlines.use_s):
             log.warning("no process has connected within %g s: leaving", self._deadlines.use_s)
         await self._poll(lambda: not self._listener.clients, None)
@@ -39,26 +40,26 @@ class IdleExit(Part):
         except PeerError as error:
             log.warning("leaving without the others: %s", error)
             return
-        if self._peers.rank == 0 and not await self._poll(self._all_told, self._deadlines.leave_s):
-            late = ", ".join(node for rank, node in enumerate(self._nodes) if rank not in self._told)
+        all_leave = lambda: len(self._leaving) == len(self._nodes)  # noqa: E731
+        if self._peers.rank == 0 and not await self._poll(all_leave, self._deadlines.leave_s):
+            late = ", ".join(node for rank, node in enumerate(self._nodes) if rank not in self._leaving)
             log.warning("agents of %s have not asked again within %g s: leaving", late, self._deadlines.leave_s)
 
-    async def _on_unused(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_unused(self, source: int) -> dict[str, Any]:
         self._unused.add(source)
-        leave = len(self._unused) == len(self._nodes)
-        if leave:
-            self._told.add(source)
+        if leave := len(self._unused) == len(self._nodes):
+            self._leaving.add(source)
         return {"leave": leave}
 
-    def _all_told(self) -> bool:
-        return len(self._told) == len(self._nodes)
-
     async def _poll(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Waits for a condition; False when it does not come about in time (None: waits for ever)."""
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not condition():
-            if deadline is not None and loop.time() > deadline:
-                return False
-            await asyncio.sleep(_POLL_S)
+        """Waits for a condition. Returns whether it was met within `timeout_s` (None: no limit)."""
+
+        async def poll() -> None:
+            while not condition():
+                await asyncio.sleep(_POLL_S)
+
+        try:
+            await within(timeout_s, poll())
+        except asyncio.TimeoutError:
+            return False
         return True

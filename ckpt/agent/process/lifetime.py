@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckpt.agent.process.launch import PID_FILE
@@ -79,23 +80,21 @@ def yield_to_training() -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), _NICE)
 
 
-class leave_within:
+@contextlib.contextmanager
+def leave_within(timeout_s: float, waited_for: str, exit_code: int) -> Iterator[None]:
     """Ends the process if the block takes too long, because MPI's collective calls have no deadline."""
 
-    def __init__(self, timeout_s: float, waited_for: str, exit_code: int) -> None:
-        self._timer = threading.Timer(timeout_s, self._leave, (timeout_s, waited_for, exit_code))
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    @staticmethod
-    def _leave(timeout_s: float, waited_for: str, exit_code: int) -> None:
+    def leave() -> None:
         log.warning("waited %g s for %s: leaving", timeout_s, waited_for)
         os._exit(exit_code)
+
+    timer = threading.Timer(timeout_s, leave)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class TerminatedLate:

@@ -1,7 +1,7 @@
-"""Redundancy over a set of nodes, and lost shards made from it.
+"""The redundancy of saves over sets of nodes, and the rebuild of lost shards from it.
 
 leader        node rank 0: which lost shards can be rebuilt, and where
-node          this node's copies and parity, and the shards rebuilt from parity
-encode        the rows of a node's parity, made at each save
-gather_sum    sums of byte ranges of several nodes, made on one of them
+node          makes this node's copies and parity, and rebuilds shards from parity
+encode        the rows of a node's parity
+gather_sum    sums of byte ranges that are on different nodes
 """

@@ -1,9 +1,8 @@
-"""Sums of multiples of byte ranges on different nodes, each gathered on one of them and made there.
+"""Sums of byte ranges that are on different nodes, each range multiplied by a coefficient.
 
-Whoever wants a sum names the node that makes it, itself or the last of those that have a part in it. The others send
-their own bytes as they lie in memory, and it adds them up piece by piece, in one pass over all terms. Every byte
-crosses one link, then the sum one more unless it is wanted where it is made. Several sums of the same bytes, each with
-coefficients of its own, are made at once.
+Each sum is made by one node: the one that requests it, or one of those that have terms of it. The other nodes send
+their bytes, and it adds them piece by piece, all terms in one pass. So every byte is sent once, and the sum is sent
+once more if another node requested it. Several sums of the same bytes with different coefficients are made together.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from ckpt.redundancy.gf256 import Term, combine, multiply_add
 from ckpt.redundancy.parity_record import ParitySet
 from ckpt.redundancy.stripes import Sum, extents
 
-PIECE_BYTES = 2 << 20  # less costs more in turns of the event loop than the caches win
-WINDOW = 4  # ranges on their way into one sum
-HELD = 8  # ranges of a piece that wait to be added up in one pass: bounds the memory for sets of any size
-KEPT = 12  # buffers from one sum to the next: as many as one of eight terms has in use
-LEAVING = 2  # pieces of a sum on their way to who wants it
+PIECE_BYTES = 2 << 20  # with smaller pieces the turns of the event loop cost more than the CPU caches save
+WINDOW = 4  # ranges under way to one sum
+HELD = 8  # ranges of a piece that are added in one pass; limits the memory for large sets
+KEPT = 12  # spare buffers kept: as many as a sum of eight terms uses
+LEAVING = 2  # pieces of a sum that are being sent
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBytes:
-    """Some bytes of one holding on a node."""
+    """Some bytes of a shard or a parity on a node."""
 
-    rank: int  # whose shard; with `parity`, the member whose parity
+    rank: int  # the shard's rank; with `parity`, the parity's member
     parity: bool
     start: int
     nbytes: int
-    at: int  # in the sum
+    at: int  # first byte in the sum
 
     def to_json(self) -> list[Any]:
         return [self.rank, self.parity, self.start, self.nbytes, self.at]
@@ -48,7 +47,7 @@ class HeldBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Addend:
-    """What one node adds to sums: its parts, which do not overlap, times a coefficient for each of the sums."""
+    """One node's term of one or more sums: parts that do not overlap, and a coefficient for each sum."""
 
     node: int
     coefficients: tuple[int, ...]
@@ -71,67 +70,67 @@ class Addend:
         return cls(node=node, coefficients=tuple(coefficients), parts=parts)
 
 
-Resolve = Callable[[dict[str, Any], HeldBytes], memoryview]  # the bytes of a part here; raises AgentError
+Resolve = Callable[[SaveId, ParitySet, HeldBytes], memoryview]  # this node's shard or parity; raises AgentError
 Own = tuple[tuple[int, ...], int, memoryview]  # coefficients, first byte in the sum, bytes
-Source = tuple[Addend, int]  # what another node sends, under which tag
-Room = Callable[[int, int], memoryview]  # memory for some bytes of a sum
-Landed = Callable[[int, int], None]
-Target = tuple[int, int]  # the node that wants a sum, under which tag
+Source = tuple[Addend, int]  # another node's term, and the tag under which it sends
+Room = Callable[[int, int], memoryview]  # gives memory for bytes [start, stop) of a sum
+Landed = Callable[[int, int], None]  # called with the bytes [start, stop) that are complete
+Target = tuple[int, int]  # the node that receives a sum, and the tag
 
 
 class Sums:
-    """One node's part in the sums of others, and its way to ask for one."""
+    """Requests sums, makes sums, and sends this node's terms."""
 
     def __init__(self, peers: Peers, resolve: Resolve) -> None:
         self._peers = peers
         self._resolve = resolve
-        self._spare: list[memoryview] = []  # buffers of a piece: the first touch of new ones costs more than adding up
+        self._spare: list[memoryview] = []  # buffers for pieces, because new memory is slow on first use
         peers.serve(self)
 
     async def pull(
-        self, save: SaveId, over: dict[str, Any], addends: Sequence[Addend], nbytes: int, room: Room,
+        self, save: SaveId, over: ParitySet, addends: Sequence[Addend], nbytes: int, room: Room,
         others: Sequence[Target] = (), landed: Landed | None = None,
     ) -> None:  # fmt: skip
-        """Fills memory with the sum over the addends, made on the node of the last; not verified.
+        """Fills memory with the sum of the addends, without verification. The node of the last addend makes it.
 
         Args:
-            save: of which save the parts are.
-            over: the ParitySet as JSON, for parts that are parity.
-            addends: at least one; the last may be without parts, for a sum that is to be made here.
-            nbytes: of the sum, more than none.
-            room: the memory for its bytes [start, stop); asked for piece after piece.
-            others: who takes the sums with the second coefficients, the third and so on, of one made here.
-            landed: told of bytes [start, stop) as soon as they are there; must be quick.
+            save: the save to which the parts belong.
+            over: the set of the parts that are parity.
+            addends: at least one. The last may have no parts: then its node only makes the sum.
+            nbytes: length of the sum, at least 1.
+            room: gives the memory, piece by piece.
+            others: targets of the sums with the second coefficients, the third and so on. Only if this node makes it.
+            landed: called with each piece once it is complete. Must return quickly.
 
         Raises:
-            PeerError: a node refused, or nothing arrived in time; names all. Bytes may yet arrive: do not reuse the
-                buffer.
-            OSError: of `room`.
+            PeerError: a node refused, or nothing arrived in time; names all nodes of the sum. Bytes may still arrive
+                later, so the memory must not be reused.
+            OSError: from `room`.
         """
         maker = addends[-1].node
         sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
         mine = [addend for addend in addends if addend.node == maker]
-        fields: dict[str, Any] = {"save": save.to_json(), "over": over, "nbytes": nbytes}
-        asked: list[tuple[int, str, dict[str, Any]]] = [
-            (addend.node, "parts", {"addend": addend.to_json(), "target": maker, "tag": tag}) for addend, tag in sources
+        fields: dict[str, Any] = {"save": save, "over": over, "nbytes": nbytes}
+        own = self._own(mine, **fields) if maker == self._peers.rank else []
+        calls = [
+            self._peers.call(addend.node, "parts", addend=addend, target=maker, tag=tag, **fields)
+            for addend, tag in sources
         ]
         if maker == self._peers.rank:
             outlets = [Outlet(self._peers, target) for target in others]
-            own = self._own(fields, mine)
             making: Coroutine[Any, Any, None] = self._make(sources, own, nbytes, room, outlets, landed)
         else:
             tag = self._peers.new_tag()
-            terms = {
+            terms: dict[str, Any] = {
                 "own": [addend.to_json() for addend in mine],
-                "others": [(addend.to_json(), tag) for addend, tag in sources],
+                "others": [(addend.to_json(), of_sender) for addend, of_sender in sources],
             }
-            asked.append((maker, "sum", {**terms, "target": self._peers.rank, "tag": tag}))
+            calls.append(self._peers.call(maker, "sum", target=self._peers.rank, tag=tag, **terms, **fields))
             coming = pieces(nbytes)
             making = self._peers.take(
                 maker, tag, (room(start, stop) for start, stop in pieces(nbytes)),
                 (lambda _: landed(*next(coming))) if landed else None,
             )  # fmt: skip
-        calls = [self._peers.call(node, op, **more, **fields) for node, op, more in asked]
         try:
             async with Tasks() as tasks:
                 receiving = tasks.hold(making)
@@ -141,29 +140,35 @@ class Sums:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
 
-    async def _on_parts(self, source: int, message: dict[str, Any]) -> None:
-        """Answers at once; what fails later shows where the sum is made, where nothing more arrives."""
-        own = self._own(message, [Addend.from_json(message["addend"])])
+    async def _on_parts(
+        self, source: int, addend: list[Any], save: SaveId, over: ParitySet, nbytes: int, target: int, tag: int
+    ) -> None:
+        """Answers at once. If sending fails later, the wait of the node that makes the sum times out."""
+        own = self._own([Addend.from_json(addend)], save, over, nbytes)
         ranges = (
             data[first - at : last - at]
-            for start, stop in pieces(message["nbytes"])
+            for start, stop in pieces(nbytes)
             for _, at, data in own
             for first, last in _overlap(start, stop, at, len(data))
         )
-        self._peers.push(message["target"], message["tag"], ranges)
+        self._peers.push(target, tag, ranges)
 
-    async def _on_sum(self, source: int, message: dict[str, Any]) -> None:
-        """Answers at once; what fails later shows where the sum is wanted, where nothing more arrives."""
-        own = self._own(message, [Addend.from_json(addend) for addend in message["own"]])
-        sources = [(Addend.from_json(addend), tag) for addend, tag in message["others"]]
-        self._peers.tasks.start(self._pass_on(sources, own, message["nbytes"], message["target"], message["tag"]))
+    async def _on_sum(
+        self, source: int, own: list[Any], others: list[Any], save: SaveId, over: ParitySet, nbytes: int, target: int,
+        tag: int,
+    ) -> None:  # fmt: skip
+        """Answers at once. If making the sum fails later, the wait of the node that requested it times out."""
+        terms = self._own([Addend.from_json(addend) for addend in own], save, over, nbytes)
+        sources = [(Addend.from_json(addend), of_sender) for addend, of_sender in others]
+        self._peers.tasks.start(self._pass_on(sources, terms, nbytes, target, tag))
 
-    def _own(self, message: dict[str, Any], addends: Sequence[Addend]) -> list[Own]:
+    def _own(self, addends: Sequence[Addend], save: SaveId, over: ParitySet, nbytes: int) -> list[Own]:
+        """This node's terms. Raises AgentError if it does not have their bytes."""
         own = []
         for coefficients, part in [(addend.coefficients, part) for addend in addends for part in addend.parts]:
-            data = self._resolve(message, part)
-            if part.start + part.nbytes > len(data) or part.at + part.nbytes > message["nbytes"]:
-                raise AgentError(f"{part.nbytes} bytes from {part.start} of {len(data)} asked for")
+            data = self._resolve(save, over, part)
+            if part.start + part.nbytes > len(data) or part.at + part.nbytes > nbytes:
+                raise AgentError(f"{part.nbytes} bytes from byte {part.start} on were requested, of {len(data)}")
             own.append((coefficients, part.at, data[part.start : part.start + part.nbytes]))
         return own
 
@@ -172,13 +177,13 @@ class Sums:
         try:
             await self._make(sources, own, nbytes, None, [Outlet(self._peers, (to, tag))])
         except AgentError as error:
-            log.warning("a sum for node %s: %s", self._peers.nodes[to], error)
+            log.warning("cannot make a sum for node %s: %s", self._peers.nodes[to], error)
 
     async def _make(
         self, sources: list[Source], own: list[Own], nbytes: int, room: Room | None, outlets: Sequence[Outlet],
         landed: Landed | None = None,
     ) -> None:  # fmt: skip
-        """Makes sums: the first in the memory that `room` has for each piece, if any, the others for the outlets."""
+        """Makes sums: the first one in memory from `room`, if given, and one for each outlet."""
         unmade: deque[_Piece] = deque()
         arriving: deque[_Arriving] = deque()
 
@@ -201,7 +206,7 @@ class Sums:
                     landed(*piece.span)
                 for outlet, total in zip(outlets, piece.totals[-len(outlets) :], strict=False):
                     await outlet.send(total)
-                await asyncio.sleep(0)  # the loop has other duties, and nothing here may have to be waited for
+                await asyncio.sleep(0)  # lets other tasks run, because nothing here may ever have had to wait
 
         try:
             for start, stop in pieces(nbytes):
@@ -236,12 +241,12 @@ class Sums:
                 one.moving[0].cancel()
 
     def _give_back(self, buffers: list[memoryview]) -> None:
-        """Buffers that nothing arrives in any more."""
+        """Keeps buffers for reuse. Nothing may be arriving in them."""
         self._spare = [*self._spare, *buffers][:KEPT]
 
 
 class Outlet:
-    """The pieces of a sum on their way to the node that wants it, a few at a time."""
+    """Sends the pieces of a sum to a node, LEAVING at a time."""
 
     def __init__(self, peers: Peers, target: Target) -> None:
         self._peers = peers
@@ -250,17 +255,17 @@ class Outlet:
         self._spare: list[memoryview] = []
 
     def room(self, nbytes: int) -> memoryview:
-        """Memory for a piece, to be sent in the order in which it was asked for."""
+        """Memory for a piece. Pieces must be sent in the order in which they were requested."""
         return (self._spare.pop() if self._spare else _room())[:nbytes]
 
     async def send(self, piece: memoryview) -> None:
-        """Raises PeerError when nothing is taken for too long."""
+        """Starts to send a piece. Raises PeerError if the receiver takes nothing in time."""
         self._leaving.append((piece, self._peers.send(self._to, self._tag, piece)))
         if len(self._leaving) == LEAVING:
             await self._sent()
 
     async def finish(self) -> None:
-        """Returns when all are sent; raises PeerError as `send` does."""
+        """Returns when all pieces are sent. Raises PeerError as `send` does."""
         while self._leaving:
             await self._sent()
 
@@ -272,17 +277,17 @@ class Outlet:
 
 @dataclass
 class _Piece:
-    """A piece of sums that are being made."""
+    """A piece of the sums that are being made."""
 
     span: tuple[int, int]  # first byte and one past the last
     totals: list[memoryview]
-    terms: list[Term]  # here, and not yet added
-    missing: int  # ranges that have not arrived
-    buffers: list[memoryview] = field(default_factory=list)  # that hold terms
-    is_begun: bool = False  # some have been added
+    terms: list[Term]  # terms on this node that have not been added yet
+    missing: int  # number of ranges that have not arrived
+    buffers: list[memoryview] = field(default_factory=list)  # buffers of the terms that have arrived
+    is_begun: bool = False  # whether some terms have been added
 
     def add(self) -> list[memoryview]:
-        """Adds what is here; returns the buffers that are free then."""
+        """Adds the terms that are on this node. Returns their buffers, which are then free."""
         if not self.is_begun:
             combine(self.totals, self.terms)
         for coefficients, at, data in self.terms if self.is_begun else ():
@@ -293,7 +298,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A range of another node's bytes on its way into a piece."""
+    """A range of another node's bytes that is being received for a piece."""
 
     piece: _Piece
     node: int
@@ -311,7 +316,7 @@ def pieces(nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _overlap(start: int, stop: int, at: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """What a piece has of some bytes, if anything."""
+    """The part of a piece that some bytes cover; nothing if they do not overlap."""
     first, last = max(start, at), min(stop, at + nbytes)
     if first < last:
         yield first, last
@@ -320,11 +325,11 @@ def _overlap(start: int, stop: int, at: int, nbytes: int) -> Iterator[tuple[int,
 def addends_of(
     sums: Sequence[Sum], over: ParitySet, shard_at: Mapping[int, int], parity_at: Mapping[int, int]
 ) -> list[Addend]:
-    """The terms of sums over the same bytes, by the nodes that have them.
+    """The terms of sums over the same bytes, by node, in the order of the first sum's terms.
 
     Args:
-        sums: what is wanted: they differ in coefficients alone. Terms come in the order of the first one's.
-        over: the set they are part of.
+        sums: sums that differ only in their coefficients.
+        over: their set.
         shard_at: the node that holds each rank's shard.
         parity_at: the node that holds each member's parity.
     """

@@ -1,4 +1,4 @@
-"""Node rank 0 has shards that no memory holds made again from parity, where enough is left."""
+"""Node rank 0 leads the rebuild of lost shards from parity, where enough parity is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import all_of
+from ckpt.agent.shards.held import Held
 from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
@@ -17,125 +18,113 @@ from ckpt.redundancy.parity_record import ParitySet
 
 @dataclass(kw_only=True)
 class Found:
-    """The parity found over one set."""
+    """The parity of one set that nodes have reported."""
 
-    members: tuple[str, ...]  # node names when it was made
+    members: tuple[str, ...]  # names of the set's nodes when the parity was made
     holders: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # nodes, by member
 
     @property
-    def keepers(self) -> set[int]:
-        """The nodes that hold any of it, and with it copies of shards' records."""
-        return {node for nodes in self.holders.values() for node in nodes}
+    def keepers(self) -> list[int]:
+        """The nodes that have any of it, and with it copies of shards' records."""
+        return sorted({node for nodes in self.holders.values() for node in nodes})
 
 
 class RebuildLeader(Part):
-    """Knows what parity there is, and leads its use."""
+    """Collects the nodes' parity, and has lost shards rebuilt from it."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._found: dict[SaveId, dict[ParitySet, Found]] = defaultdict(dict)
 
     def note(self, node: int, inventory: list[Any]) -> None:
-        """What parity a node says it holds."""
+        """Adds the parity that a node has reported."""
         for save_json, over_json, index, members in inventory:
             sets = self._found[SaveId.from_json(save_json)]
             found = sets.setdefault(ParitySet.from_json(over_json), Found(members=tuple(members)))
             found.holders[index].append(node)
 
-    async def prospect(
-        self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
-    ) -> list[int]:
-        """The nodes that keep the records of the lost shards; none unless enough verifies to make all of those again.
+    async def prospect(self, held: Held, on_disks: Collection[int]) -> list[int]:
+        """The nodes with the records of the lost shards; none unless enough parity verifies to rebuild all of them.
 
-        Args: as `bring_back`, and changes nothing.
+        Changes nothing. Args as for `bring_back`.
         """
-        lost = {rank for rank in range(world_size) if not holders.get(rank)}
-        keepers: set[int] = set()
-        for over, found in self._found.get(save, {}).items():
-            mine = [rank for rank in lost if over.member_of(rank) is not None]
-            if mine:
+        left, keepers = set(held.lost), set[int]()
+        for over, found in self._found.get(held.save, {}).items():
+            if lost := [rank for rank in left if over.member_of(rank) is not None]:
                 try:
-                    await self._work(save, world_size, over, found, _in_memory(holders, on_disks), mine)
+                    await self._work(held, on_disks, over, found, lost)
                 except CheckpointError:
                     continue
-                lost.difference_update(mine)
-                keepers |= found.keepers
-        return [] if lost else sorted(keepers)
+                left.difference_update(lost)
+                keepers.update(found.keepers)
+        return [] if left else sorted(keepers)
 
-    async def bring_back(
-        self, save: SaveId, world_size: int, holders: dict[int, list[int]], on_disks: Collection[int]
-    ) -> tuple[list[int], str, str]:
-        """Has every lost shard made again that can be.
+    async def bring_back(self, held: Held, on_disks: Collection[int]) -> tuple[list[int], str, str]:
+        """Has lost shards rebuilt, as far as that is possible.
 
         Args:
-            save: of which save.
-            world_size: ranks that saved it.
-            holders: by rank, the nodes whose shard verifies; the ranks made again are added.
-            on_disks: ranks whose shard is in no memory: sums are made of memory only.
+            held: the save. Only holders whose shard verifies; the rebuilt ranks are added.
+            on_disks: ranks whose shard is in no memory. Sums are made from memory only.
 
         Returns:
-            The ranks made again, all verified; why not all were; and that once more where nothing else than bytes
-            that do not match has kept them from it.
+            The rebuilt ranks, all verified; why others were not rebuilt; and the same reason again if the only cause
+            is that rebuilt bytes do not match.
         """
         made: list[int] = []
         reasons: list[str] = []
         damaged: list[str] = []
-        in_memory = _in_memory(holders, on_disks)
-        for over, found in self._found.get(save, {}).items():
-            lost = [rank for rank in range(world_size) if not holders.get(rank) and over.member_of(rank) is not None]
+        for over, found in self._found.get(held.save, {}).items():
+            lost = [rank for rank in held.lost if over.member_of(rank) is not None]
             if not lost:
                 continue
             try:
-                builders = await self._rebuild(save, world_size, over, found, in_memory, lost)
+                builders = await self._rebuild(held, on_disks, over, found, lost)
             except CheckpointError as error:
                 reasons.append(f"no rebuild from the parity of {', '.join(found.members)}: {error}")
                 damaged += reasons[-1:] if isinstance(error, CorruptError) else []
                 continue
-            for rank, node in builders.items():
-                holders[rank] = [node]
+            held.holders.update({rank: [node] for rank, node in builders.items()})
             made += lost
         return made, "; ".join(reasons), "; ".join(damaged) if damaged == reasons else ""
 
     async def _rebuild(
-        self, save: SaveId, world_size: int, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
+        self, held: Held, on_disks: Collection[int], over: ParitySet, found: Found, lost: list[int]
     ) -> dict[int, int]:
-        """Which node has made which rank again.
+        """Has lost shards of one set rebuilt. Returns the node of each rank.
 
         Raises:
-            CorruptError: what was made does not match the record that outlived it, though all it is made of verifies.
-            CheckpointError: one could not be made.
+            CorruptError: the result does not match the shard's record, although everything it is made of verifies.
+            CheckpointError: a shard could not be rebuilt.
         """
-        builders, fields = await self._work(save, world_size, over, found, in_memory, lost)
+        builders, fields = await self._work(held, on_disks, over, found, lost)
         calls = (self._peers.call(node, "rebuild", rank=rank, **fields) for rank, node in builders.items())
-        answers = await all_of(calls)
-        if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
+        if damaged := [answer["damaged"] for answer in await all_of(calls) if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return builders
 
     async def _work(
-        self, save: SaveId, world_size: int, over: ParitySet, found: Found, in_memory: dict[int, int], lost: list[int]
+        self, held: Held, on_disks: Collection[int], over: ParitySet, found: Found, lost: list[int]
     ) -> tuple[dict[int, int], dict[str, Any]]:
-        """Which node is to make which rank again, and what it is told. Raises CheckpointError when that cannot be."""
-        shards = {rank: node for rank, node in in_memory.items() if over.member_of(rank) is not None}
-        parity = await self._verified(save, over, found)
+        """The node that rebuilds each rank, and the fields of the message. Raises CheckpointError if a rank cannot be
+        rebuilt."""
+        best = held.best.items()
+        shards = {rank: node for rank, node in best if rank not in on_disks and over.member_of(rank) is not None}
+        parity = await self._verified(held.save, over, found)
         there = [i for i, ranks in enumerate(over.ranks) if all(rank in shards for rank in ranks)]
-        builders = {}
-        for rank in lost:  # all or none: what cannot be is found out before anything is moved
+        for rank in lost:  # before any bytes are sent: all ranks or none
             over.stripes().rebuild(over.member_of(rank) or 0, *over.range_of(rank), there, parity)
-            builders[rank] = self._context.reader(rank, world_size)
         fields = {
-            "save": save.to_json(), "over": over.to_json(), "shard_nodes": list(shards.items()),
-            "parity_nodes": list(parity.items()), "headers": sorted(found.keepers),
+            "save": held.save, "over": over, "shard_nodes": list(shards.items()),
+            "parity_nodes": list(parity.items()), "headers": found.keepers,
         }  # fmt: skip
-        return builders, fields
+        return {rank: self._context.reader(rank, held.world_size) for rank in lost}, fields
 
     async def _verified(self, save: SaveId, over: ParitySet, found: Found) -> dict[int, int]:
         """By member, a node whose parity verifies."""
 
         async def check(index: int, nodes: list[int]) -> None:
             for node in nodes:
-                fields: dict[str, Any] = {"save": save.to_json(), "over": over.to_json(), "index": index}
-                if (await self._peers.call(node, "verify_parity", **fields))["good"]:
+                if (await self._peers.call(node, "verify_parity", save=save, over=over, index=index))["good"]:
                     good[index] = node
                     return
                 name = self._peers.nodes[node]
@@ -144,8 +133,3 @@ class RebuildLeader(Part):
         good: dict[int, int] = {}
         await asyncio.gather(*(check(index, nodes) for index, nodes in found.holders.items()))
         return good
-
-
-def _in_memory(holders: dict[int, list[int]], on_disks: Collection[int]) -> dict[int, int]:
-    """By rank, the node whose memory sums are made of."""
-    return {rank: nodes[0] for rank, nodes in holders.items() if nodes and rank not in on_disks}

@@ -1,4 +1,4 @@
-"""A node's redundancy: copies and parity of its set's shards, made at each save, and lost shards made from parity."""
+"""A node's part in redundancy: makes copies and parity of its set's shards at each save, and rebuilds lost shards."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet
 from ckpt.redundancy.stripes import Sum
 
-_AT_ONCE = 8  # sums of one rebuild: all of a set of the usual size, each made on another node
+_AT_ONCE = 8  # concurrent sums of one rebuild, each made on another node: all, in a set of the default size
 
 
 class ProtectNode(Part):
-    """One node's copies and parity, and its part in the parity of others."""
+    """One node's copies and parity, and its part in making the parity of other nodes."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -34,69 +34,49 @@ class ProtectNode(Part):
         scheme = scheme_of(context.config.redundancy)
         self._parity = scheme.parity(self._members) if self._members else 0
         self.sources = scheme.sources(context.place.node_rank, self._members) if self._members else ()
-        self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1: of a holder
-        self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # last of a sum that is made here
-        self._copying, self._making = asyncio.Lock(), asyncio.Lock()  # a free name stays so until its record is there
+        self._index = self._members.index(context.place.node_rank) if self._members else -1  # -1 on a holder
+        self._here = Addend(node=context.place.node_rank, coefficients=(), parts=())  # as the last: makes the sum here
+        # held from the choice of a free name until its record exists
+        self._copying, self._making = asyncio.Lock(), asyncio.Lock()
         self._sums = Sums(context.peers, self._bytes_of)
         self._rows = Rows(context.peers, self._sums, self._members, self._index)
 
-    async def make(self, save: SaveId, keep: Collection[SaveId] | None) -> int:
-        """Makes the copies and the parity that this node lacks of a save; returns how many were made.
+    async def make(
+        self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None,
+        alone: Collection[int] | None = None,
+    ) -> int:  # fmt: skip
+        """Makes the copies and the parity of a save that are missing on this node. Returns the number of pieces made.
 
         Args:
-            save: which.
-            keep: saves whose redundancy must stay, as `free_name` takes it.
+            save: the save.
+            keep: the saves whose redundancy must stay, as for `free_name`.
+            placement: the nodes with its shards; None: where the ranks run in this attempt.
+            alone: the ranks of which copies are made; None: all.
 
         Raises:
-            PeerError: a member does not have its shards, or did not send.
+            PeerError: a member does not have its shards, or did not send them.
             OSError: memory is full.
         """
-        made = 0
-        for node in self.sources:
-            for local_rank, rank in enumerate(self._context.ranks(node)):
-                made += await self._copy(save, rank, node, copy_stem(node, local_rank), keep)
-        return made + await self._make_parity(save, keep)
-
-    async def make_moved(self, save: SaveId, placement: Placement, alone: list[int]) -> int:
-        """As `make` for a restored save, whose ranks lie on other nodes than in this attempt's sets.
-
-        Args:
-            save: which.
-            placement: where its shards lie.
-            alone: the ranks whose shard no other node holds: with copies, those get one on the node's partner.
-        """
-        made = 0
-        for rank, node in ((rank, placement.nodes[rank]) for rank in alone):
-            if node in self.sources:
-                made += await self._copy(save, rank, node, copy_stem(node, 0), keep=None)
-        return made + await self._make_parity(save, None, placement)
+        made, placement = 0, placement or self._context.placement(self._members)
+        for rank, node in placement.nodes.items():
+            if node in self.sources and (alone is None or rank in alone):
+                stem = copy_stem(node, rank % self._place.ranks_per_node)
+                made += await self._copy(save, rank, node, stem, keep)
+        return made + await self._make_parity(save, keep, placement)
 
     async def _copy(self, save: SaveId, rank: int, node: int, stem: str, keep: Collection[SaveId] | None) -> int:
-        """Pulls a copy of a node's shard, unless one that verifies is here; returns how many were made."""
+        """Copies another node's shard, unless this node has one that verifies. Returns the number of copies made."""
         async with self._copying:
-            if any([await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]):
+            if await self._memory_store.verify_any(save, rank):
                 return 0
             name = self._memory_store.free_name(stem, self._config.slots, keep)
             await self._exchange.pull(node, save, rank, name)
             return 1
 
-    async def _make_parity(
-        self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement | None = None
-    ) -> int:
-        """Makes this node's parity of what all members hold of a save, unless it is here; returns how many were made.
-
-        Args:
-            save: which.
-            keep: saves whose parity must stay, as `free_name` takes it.
-            placement: which shards lie where; None: this attempt's.
-
-        Raises:
-            PeerError: a member does not have its shards, or did not send.
-            OSError: memory is full.
-        """
+    async def _make_parity(self, save: SaveId, keep: Collection[SaveId] | None, placement: Placement) -> int:
+        """Makes this node's parity of a save, unless it is here and verifies. Returns the number of parities made."""
         if not self._parity:
             return 0
-        placement = placement or self._context.placement(self._members)
         async with self._making:
             over, ready = await self._over(save, placement.of(self._members))
             if not any(over.ranks):
@@ -118,66 +98,61 @@ class ProtectNode(Part):
         return 1
 
     def saves(self) -> set[SaveId]:
-        """Those of which there is parity here."""
+        """The saves of which this node has parity."""
         return {record.save for record in self._parity_store.shards().values()}
 
     def tidy(self, keep: Collection[SaveId]) -> None:
-        """After a commit: gives back the memory of parity beyond the normal slots that no kept save needs."""
+        """After a commit: frees the memory of additional parity that no kept save needs."""
         self._parity_store.tidy({PARITY} if self._parity else set(), self._config.slots, keep)
 
     def inventory(self, is_quarantined: Callable[[SaveId], bool]) -> list[Any]:
-        """What parity is here, for the leader of a restore: (save, set, member, the set's nodes)."""
+        """This node's parity, for the leader of a restore: rows of save, set, member and the set's nodes."""
         self._parity_store.scan()
         records = [record for record in self._parity_store.shards().values() if not is_quarantined(record.save)]
         return [[r.save.to_json(), r.over.to_json(), r.index, list(r.members)] for r in records]
 
     async def header(self, save: SaveId, rank: int, nodes: Sequence[int]) -> ShardRecord:
-        """The record of a lost shard, from whichever of some nodes keeps a copy; raises AgentError."""
+        """The record of a lost shard, from the first of some nodes that has a copy of it. Raises AgentError."""
         tried = []
         for node in nodes:
             try:
-                answer = await self._peers.call(node, "header", save=save.to_json(), rank=rank)
+                answer = await self._peers.call(node, "header", save=save, rank=rank)
                 return ShardRecord.from_json(answer["header"])
             except CheckpointError as error:
                 tried.append(str(error))
         raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
 
     async def _over(self, save: SaveId, ranks: tuple[tuple[int, ...], ...]) -> tuple[ParitySet, set[int]]:
-        """What the members put under parity, and which of them have parity of the save and make none.
+        """The set of a save, and the indices of the members that already have their parity of it.
 
-        Asked anew for each save: a shard's length may change.
+        The members are asked for each save, because the length of a shard may change.
         """
         own = dict(zip(self._members, map(list, ranks), strict=True))
-        answers = await self._peers.call_each("lengths", own, save=save.to_json())
+        answers = await self._peers.call_each("lengths", own, save=save)
         over = ParitySet(
             parity=self._parity, ranks=ranks, lengths=tuple(tuple(answer["lengths"]) for answer in answers)
         )
         return over, {member for member, answer in enumerate(answers) if answer["has_parity"]}
 
     async def _headers(self, save: SaveId, over: ParitySet) -> tuple[ShardRecord, ...]:
-        """The records of the members before this one, one for each that may be lost."""
+        """The records of the shards of the members before this one: of as many members as may be lost."""
         before = [self._index - i for i in range(1, self._parity + 1)]
         calls = [
             self._exchange.record(self._members[member], save, rank) for member in before for rank in over.ranks[member]
         ]
         return tuple(await asyncio.gather(*calls))
 
-    def _bytes_of(self, message: dict[str, Any], part: HeldBytes) -> memoryview:
-        save = SaveId.from_json(message["save"])
+    def _bytes_of(self, save: SaveId, over: ParitySet, part: HeldBytes) -> memoryview:
         if part.parity:
-            over = ParitySet.from_json(message["over"])
-            names = self._parity_store.find(save, over, part.rank)
-            if not names:
-                raise AgentError(f"parity {part.rank} of step {save.step} is not held here")
-            return self._parity_store.bytes_of(names[0], self._parity_store.record(names[0]).nbytes)
-        names = self._memory_store.find(save, part.rank)
-        if not names:
-            raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
-        return self._memory_store.bytes_of(names[0], self._memory_store.record(names[0]).nbytes)
+            if names := self._parity_store.find(save, over, part.rank):
+                return self._parity_store.bytes_of(names[0], self._parity_store.record(names[0]).nbytes)
+            raise AgentError(f"parity {part.rank} of step {save.step} is not held here")
+        if names := self._memory_store.find(save, part.rank):
+            return self._memory_store.bytes_of(names[0], self._memory_store.record(names[0]).nbytes)
+        raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
 
-    async def _on_lengths(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        save = SaveId.from_json(message["save"])
-        names = [(rank, self._memory_store.find(save, rank)) for rank in message["ranks"]]
+    async def _on_lengths(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
+        names = [(rank, self._memory_store.find(save, rank)) for rank in ranks]
         if missing := [rank for rank, found in names if not found]:
             raise AgentError(f"rank {missing[0]} of step {save.step} is not held here")
         return {
@@ -185,46 +160,47 @@ class ProtectNode(Part):
             "has_parity": save in self.saves(),
         }
 
-    async def _on_header(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        save, rank = SaveId.from_json(message["save"]), message["rank"]
+    async def _on_header(self, source: int, save: SaveId, rank: int) -> dict[str, Any]:
         for record in self._parity_store.shards().values():
             if record.save == save and (header := record.header(rank)):
                 return {"header": header.to_json()}
         raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
 
-    async def _on_verify_parity(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        save, over = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"])
-        names = self._parity_store.find(save, over, message["index"])
+    async def _on_verify_parity(self, source: int, save: SaveId, over: ParitySet, index: int) -> dict[str, Any]:
+        names = self._parity_store.find(save, over, index)
         return {"good": any([await self._parity_store.verify(name) for name in names])}
 
-    async def _on_rebuild(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Says what does not verify, should that be so: any other failure may be gone the next time."""
+    async def _on_rebuild(
+        self, source: int, rank: int, save: SaveId, over: ParitySet, shard_nodes: list[Any], parity_nodes: list[Any],
+        headers: list[int],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Only bytes that do not verify are an answer. Any other failure may be temporary, so it is an error."""
         since_s = time.monotonic()
-        save, over, rank = SaveId.from_json(message["save"]), ParitySet.from_json(message["over"]), message["rank"]
         mine = self._context.ranks(self._place.node_rank)
         stem = own_stem(mine.index(rank)) if rank in mine else copy_stem(rank, 0)
         name = self._memory_store.free_name(stem, self._config.slots, keep=None)
-        shard_at, parity_at = dict(message["shard_nodes"]), dict(message["parity_nodes"])
+        shard_at, parity_at = dict(shard_nodes), dict(parity_nodes)
         try:
             async with Tasks() as tasks:
-                header = tasks.hold(self.header(save, rank, message["headers"]))  # beside the bytes
+                header = tasks.hold(self.header(save, rank, headers))  # while the bytes arrive
                 await self._fill(name, save, rank, header, over, shard_at, parity_at)
                 record = await header
         except CorruptError as error:
             return {"damaged": str(error)}
         self._memory_store.publish(name, record)
         sources = ", ".join(self._peers.nodes[node] for node in sorted({*shard_at.values(), *parity_at.values()}))
-        self._listener.to_monitors(
-            "rebuilt", rank=rank, from_node=f"the parity of {sources}", bytes=record.nbytes,
-            seconds=round(time.monotonic() - since_s, 6),
-        )  # fmt: skip
+        self._report_rebuilt(record, f"the parity of {sources}", since_s)
         return {}
 
     async def _fill(
         self, name: str, save: SaveId, rank: int, header: asyncio.Future[ShardRecord], over: ParitySet,
         shard_at: dict[int, int], parity_at: dict[int, int],
     ) -> None:  # fmt: skip
-        """The bytes of a lost shard. Raises CorruptError unless every block matches the record, made twice."""
+        """Fills `name` with the bytes of a lost shard.
+
+        Raises:
+            CorruptError: a block does not match the record, even at the second try.
+        """
         member = over.member_of(rank)
         if member is None:
             raise AgentError(f"rank {rank} is not under this parity")
@@ -235,24 +211,24 @@ class ProtectNode(Part):
 
         async def pull(number: int, part: Sum) -> None:
             addends = addends_of([part], over, shard_at, parity_at)
-            turn = number % len(addends)  # no node makes all sums, nor has its link carry all that goes into them
+            turn = number % len(addends)  # spreads the sums, and the bytes that they need, over all nodes
             addends = [*addends[turn + 1 :], *addends[: turn + 1]] if len(addends) > 1 else [*addends, self._here]
             async with limit:
                 await self._sums.pull(
-                    save, over.to_json(), addends, part.nbytes,
+                    save, over, addends, part.nbytes,
                     lambda first, last: room(part.at + first, part.at + last),
                     landed=lambda first, last: coming.landed(part.at + first, part.at + last),
                 )  # fmt: skip
 
         damaged: list[int] = []
         with self._memory_store.filling(name, stop - start) as room:
-            for _ in range(2):  # a wire may have done it
+            for _ in range(2):  # bytes may have been damaged on the network
                 coming = Arriving(room.data)
                 await asyncio.gather(*(pull(number, part) for number, part in enumerate(sums)))
                 record = await header
                 if record.nbytes != stop - start:
-                    raise AgentError(f"rank {rank}: {record.nbytes} bytes by its record, {stop - start} under parity")
+                    raise AgentError(f"rank {rank}: {record.nbytes} bytes in its record, {stop - start} under parity")
                 pairs = enumerate(zip(coming.sums, record.blocks, strict=True))
                 if not (damaged := [i for i, (got, sealed) in pairs if got != sealed]):
                     return
-        raise CorruptError(f"block {damaged[0]} of rank {rank}, made again from parity, does not verify")
+        raise CorruptError(f"block {damaged[0]} of rank {rank}, rebuilt from parity, does not verify")

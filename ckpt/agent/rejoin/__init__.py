@@ -1,5 +1,5 @@
-"""Agents that replace lost ones in mid-attempt: saving goes on, nobody restores.
+"""Agents that replace lost ones during an attempt. Saving continues, and nothing is restored.
 
 leader    node rank 0: the newest save that is whole where its ranks run
-node      verification, redundancy, and the workers let in
+node      verifies and adopts that save, and lets workers continue to save
 """

@@ -1,4 +1,4 @@
-"""A node's part in a rejoin: verifies its own shards, completes their redundancy, lets its workers in."""
+"""A node's part in a rejoin: verifies its shards, adopts the newest save, and lets its workers continue to save."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.restore.plan import Placement
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.stop import Stop
-from ckpt.errors import AgentError, CheckpointError
+from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 
 
 class RejoinNode(Part):
-    """Answers the leader, and the workers that have lost their agent."""
+    """Serves the leader, and the workers that have lost their agent."""
 
     def __init__(self, context: Context, saves: SaveNode, stop: Stop) -> None:
         super().__init__(context)
@@ -26,23 +25,23 @@ class RejoinNode(Part):
         self._agreed: asyncio.Future[SaveId | None] = asyncio.get_running_loop().create_future()
 
     def fail(self, reason: str) -> None:
-        """Nothing will be agreed: workers that ask are told why, and look for other agents."""
+        """There will be no agreement. Workers that ask get the reason, and wait for other agents."""
         if not self._agreed.done():
             self._agreed.set_exception(AgentError(reason))
-            self._agreed.exception()  # seen, even when no worker ever asks
+            self._agreed.exception()  # marks it as retrieved, even if no worker asks
 
     async def for_worker(self, generation: int) -> dict[str, Any]:
-        """Lets a worker in that has lost its agent, once saving can go on.
+        """Waits for the agreement, for a worker that has lost its agent.
 
         Args:
-            generation: of the agents that it has lost.
+            generation: of the lost agents.
 
         Returns:
-            step and attempt of the newest save, which the worker keeps (step 0: nothing is known), whether it is still
-            on its way to a lower tier, and our generation.
+            step and attempt of the newest save, whose slot the worker keeps (None: no save is known); pinned: whether
+            it is still being flushed; and the generation of these agents.
 
         Raises:
-            AgentError: it was ours that it lost.
+            AgentError: these are the agents that the worker has lost, or there was no agreement.
         """
         if generation >= self._generation:
             raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
@@ -51,41 +50,18 @@ class RejoinNode(Part):
         pinned = step in self._saves.pinned
         return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
 
-    async def _on_rejoin_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Which of some ranks have no shard of a save in memory here that verifies."""
-        save, memory_store = SaveId.from_json(message["save"]), self._memory_store
-        unverified = []
-        for rank in message["ranks"]:
-            if not any([await memory_store.verify(name) for name in memory_store.find(save, rank)]):
-                unverified.append(rank)
-        return {"unverified": unverified}
+    async def _on_rejoin_verify(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
+        return {"unverified": [rank for rank in ranks if not await self._memory_store.verify_any(save, rank)]}
 
-    async def _on_rejoin_protect(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Takes a save up as the newest, and makes what redundancy it lacks here."""
-        self._saves.newest = SaveId.from_json(message["save"]) if message["save"] else None
-        pinned = self._saves.pin_newest(message["tiers"])
-        if message["placement"]:
-            made = await self._protect_moved(Placement.from_json(message["placement"]), message["alone"])
-        else:
-            made = await self._saves.protect_newest()
-        return {"made": made, "boundary": self._stop.boundary, "pinned_bytes": pinned}
+    async def _on_rejoin_adopt(self, source: int, save: SaveId | None, tiers: list[str]) -> dict[str, Any]:
+        self._saves.newest = save
+        return {"pinned_bytes": self._saves.pin_newest(tiers), "boundary": self._stop.boundary}
 
-    async def _protect_moved(self, placement: Placement, alone: list[int]) -> int:
-        """As ProtectNode.make_moved; a failure keeps nobody from saving."""
-        save = self._saves.newest
-        if save is None:
-            return 0
-        try:
-            return await self._saves.protect.make_moved(save, placement, alone)
-        except (CheckpointError, OSError) as error:
-            self._listener.problem("redundancy of the restored step is not complete", str(error), save.step)
-            return 0
-
-    async def _on_rejoin_done(self, source: int, message: dict[str, Any]) -> None:
-        self._stop.resume(message["boundary"])
-        if not self._agreed.done():
-            self._agreed.set_result(self._saves.newest)
+    async def _on_rejoin_done(self, source: int, boundary: int) -> None:
+        self._stop.resume(boundary)
         newest = self._saves.newest
+        if not self._agreed.done():
+            self._agreed.set_result(newest)
         seconds = round(time.monotonic() - self._since_s, 6)
         self._listener.to_monitors(
             "rejoined", step=newest.step if newest else None, generation=self._generation, seconds=seconds

@@ -1,4 +1,4 @@
-"""Plans for a step that a script chooses, beside the one that the agents restore at their start."""
+"""Plans for steps that a script chooses, besides the one that the agents restore when they start."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.flush.tier_contents import whole
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.shards.held import held_saves, rows_of
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.tiers.tier import Tier
 
 
 class Chosen(Part):
-    """One node's part; the agent of node rank 0 looks for all, once for each step and each round of loads.
+    """One node's part. The agent of node rank 0 makes the plans, one at a time for each step.
 
-    Nothing is made again from redundancy: what a step lacks in the nodes' memory and on their disks comes from a tier
-    that all nodes see, or the step cannot be had. Workers verify what they read.
+    Nothing is rebuilt from redundancy. If the nodes' memory and disks do not have the whole step, it comes from a
+    shared tier. Workers verify what they read.
     """
 
     def __init__(self, context: Context) -> None:
@@ -27,10 +27,10 @@ class Chosen(Part):
         self._looking: dict[int, asyncio.Task[Plan]] = {}
 
     async def plan(self, step: int) -> Plan:
-        """Where the shards of a step are.
+        """Requests a plan for a step.
 
         Raises:
-            AgentError: no tier has the whole step; says what each has.
+            AgentError: no tier has the whole step. The message has the reason for each tier.
         """
         try:
             answer = await self._peers.call(0, "find_chosen", step=step)
@@ -40,34 +40,31 @@ class Chosen(Part):
         return plan
 
     def known(self, step: int) -> Plan:
-        """The plan that `plan` has found; raises AgentError where it has found none."""
+        """The plan from an earlier call of `plan`. Raises AgentError if there is none."""
         if step not in self._plans:
             raise AgentError(f"step {step} is not the one that the agents restore, and was not chosen before")
         return self._plans[step]
 
-    async def _on_find_chosen(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        step = int(message["step"])
+    async def _on_find_chosen(self, source: int, step: int) -> dict[str, Any]:
         if step not in self._looking:
             task = self._looking[step] = asyncio.ensure_future(self._look(step))
             task.add_done_callback(lambda _: self._looking.pop(step, None))
         return {"plan": (await asyncio.shield(self._looking[step])).to_json()}
 
-    async def _on_holds(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """What this node holds of a step: rows of save, world size, rank, and whether in memory."""
-        step, node_disk = message["step"], self._node_disk
-        held = [(r.save, r.world_size, r.rank, True) for r in self._memory_store.shards().values()]
-        held += [(*row, False) for row in node_disk.rows()]
-        return {"shards": [[row[0].to_json(), *row[1:]] for row in held if row[0].step == step]}
+    async def _on_holds(self, source: int, step: int) -> dict[str, Any]:
+        rows = rows_of(self._memory_store, self._node_disk)
+        return {"shards": [[row[0].to_json(), *row[1:]] for row in rows if row[0].step == step]}
 
     async def _look(self, step: int) -> Plan:
-        """The best plan for a step: this run's newest attempt first, then what is nearest."""
+        """The best plan for a step: of this run's newest attempt, then from the nearest tier."""
         answers = await self._peers.call_all("holds", step=step)
         found = [
             Plan(
-                save=one.save, world_size=one.world_size, tier="nvme" if one.second_best else "memory",
-                nvme=one.second_best, holders=one.holders,
+                save=held.save, world_size=held.world_size, tier="nvme" if held.on_disks else "memory",
+                nvme=held.on_disks, holders=held.holders,
             )
-            for one in whole(answer["shards"] for answer in answers)
+            for held in held_saves(answer["shards"] for answer in answers)
+            if not held.lost
         ]  # fmt: skip
         reasons = ["no node's memory or disk has all of it"]
         for name, tier in self._context.tiers.items():
@@ -87,7 +84,7 @@ class Chosen(Part):
 
 
 def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:
-    """Of each save of the step in a tier that all nodes see; raises CheckpointError or OSError."""
+    """A plan for each save of the step in a shared tier. Raises CheckpointError or OSError."""
     found = []
     for entry in tier.catalog():
         if entry.step == step and entry.unread:

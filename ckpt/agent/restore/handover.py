@@ -1,7 +1,7 @@
-"""Nodes that train take over the shards of a restored step that only holders have, before the holders leave.
+"""Training nodes take over the shards of a restored step that only holders have, before the holders leave.
 
-The step then stays as safe as its scheme promises until the new world has committed one of its own. A shard goes to the
-node whose ranks probably load it, so most of these bytes are the very ones that the load would fetch.
+So the step survives what its scheme promises until the new world has committed a step. Each shard goes to the node
+whose ranks probably load it, so most of these bytes are fetched for the load anyway.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 
 from ckpt.agent.context import Part
 from ckpt.agent.restore.plan import Plan
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import CheckpointError
 from ckpt.format.memory_names import KINDS, copy_stem
-from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.format.shard_record import ShardRecord
 
-_AT_ONCE = 2  # shards: one has its first bytes asked for while the other fills the wire
+_AT_ONCE = 2  # shards fetched at once: while one fills the network, the first bytes of the other are requested
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ class Handover(Part):
     """One node's part."""
 
     async def run(self, plan: Plan) -> list[int]:
-        """Pulls the shards that this node is to take over; returns the ranks whose shard is in its memory now.
+        """Copies the shards that this node takes over. Returns the ranks whose shard is now in its memory.
 
-        A shard that does not come, or for which memory has no room, stays with its holder. Workers load it from there,
-        and the step is whole only as long as the holder stays: that is reported as a problem.
+        A shard that cannot be copied, or does not fit into memory, stays with its holder, and workers load it from
+        there. The step is whole only until the holder leaves, so this is reported as a problem.
         """
         save = plan.save
         reader, node = self._context.reader, self._place.node_rank
@@ -40,24 +41,29 @@ class Handover(Part):
         since_s, limit, failures = time.monotonic(), asyncio.Semaphore(_AT_ONCE), dict[int, str]()
         records: dict[int, ShardRecord] = {}
 
-        async def attempt(rank: int, pull: bool) -> None:
+        async def record(holder: int, rank: int) -> None:
+            records[rank] = await self._exchange.record(holder, save, rank)
+
+        async def copy(holder: int, rank: int) -> None:
+            """The next commit frees the memory of the copy."""
+            name = self._memory_store.free_name(copy_stem(node, rank), self._config.slots, keep=None)
+            await self._exchange.pull(holder, save, rank, name)
+
+        async def try_holders(rank: int, fetch: Callable[[int, int], Awaitable[None]]) -> None:
             async with limit:
                 for holder in plan.holders[rank]:
                     try:
-                        if pull:
-                            await self._pull(holder, save, rank)
-                        else:
-                            records[rank] = await self._exchange.record(holder, save, rank)
+                        await fetch(holder, rank)
                     except (CheckpointError, OSError) as error:
                         failures[rank] = str(error)
                     else:
                         failures.pop(rank, None)
                         return
 
-        await asyncio.gather(*(attempt(rank, pull=False) for rank in mine))
+        await asyncio.gather(*(try_holders(rank, record) for rank in mine))
         fitting = self._fitting(records, plan.world_size)
         failures |= {rank: "this node's memory has no room for it" for rank in records.keys() - set(fitting)}
-        await asyncio.gather(*(attempt(rank, pull=True) for rank in fitting))
+        await asyncio.gather(*(try_holders(rank, copy) for rank in fitting))
         taken = [rank for rank in fitting if rank not in failures]
         if failures:
             rank, reason = min(failures.items())
@@ -68,15 +74,10 @@ class Handover(Part):
         log.info("%d shards taken over, %d bytes in %.3f s", len(taken), nbytes, time.monotonic() - since_s)
         return taken
 
-    async def _pull(self, holder: int, save: SaveId, rank: int) -> None:
-        """Makes a verified copy here, overwriting nothing. The next commit gives its memory back."""
-        name = self._memory_store.free_name(copy_stem(self._place.node_rank, rank), self._config.slots, keep=None)
-        await self._exchange.pull(holder, save, rank, name)
-
     def _fitting(self, records: dict[int, ShardRecord], world_size: int) -> list[int]:
-        """The ranks whose shards leave room for what follows: the load, then the first save, and redundancy of all.
+        """The ranks whose shards leave room for the load, the first save, and the redundancy of all.
 
-        Without that room no save could commit, and only a commit makes room again.
+        Without this room no save could be committed, and only a commit frees memory.
         """
         system = os.statvfs(self._place.ram_dir)
         if not records or not system.f_blocks:

@@ -13,8 +13,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context, Part
@@ -23,25 +21,15 @@ from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.restore.plan import Plan
-from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 
 _MEMORY = "memory"
-_OWN, _COPY, _DISK = range(3)  # how a node has a shard: as its own, as a copy, on its NVMe
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Held:
-    """The shards of one save on all nodes."""
-
-    world_size: int
-    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # kind of the shard, by rank and node
-    holders: dict[int, list[int]] = field(default_factory=dict)  # nodes by rank, best first
 
 
 class RestoreLeader(Part):
@@ -64,12 +52,12 @@ class RestoreLeader(Part):
             plan, _ = await asyncio.gather(self._find(), self._lease.take())
         except Exception as error:
             log.exception("no restore agreed")
-            await self._tell("no_restore", reason=str(error))
+            await self._call("no_restore", reason=str(error))
             return
         same_world = plan.world_size == self._place.world_size
         in_place = same_world and self._in_memory_now
         tiers = self._flush.resume(self._contents, plan.save if in_place else None)
-        answers = await self._tell("restore", plan=plan.to_json(), same_world=same_world, tiers=tiers)
+        answers = await self._call("restore", plan=plan, same_world=same_world, tiers=tiers)
         nbytes = sum(answer["pinned_bytes"] for answer in answers)
         taken = {rank: node for node, answer in enumerate(answers) for rank in answer["taken"]}
         await self._protect(plan.taken_over(taken), in_place)
@@ -79,25 +67,21 @@ class RestoreLeader(Part):
             await self._flush.lead(plan.save, nbytes, tiers)
 
     async def _protect(self, plan: Plan, in_place: bool) -> None:
-        since_s = time.monotonic()
-        if in_place:
-            answers = await self._tell("protect_newest")
-        elif (placement := plan.placement).nodes:
-            alone = [rank for rank in placement.nodes if self._stay(plan.holders[rank]) == 1]
-            answers = await self._tell("protect_moved", placement=placement.to_json(), alone=alone)
-        else:
-            return
+        since_s, placement, alone = time.monotonic(), None, None
+        if not in_place:
+            placement = plan.placement
+            if not placement.nodes:
+                return
+            stay = ((rank, set(plan.holders[rank]).intersection(self._context.training)) for rank in placement.nodes)
+            alone = [rank for rank, nodes in stay if len(nodes) == 1]
+        answers = await self._call("protect_restored", placement=placement, alone=alone)
         made = sum(answer["made"] for answer in answers)
         log.info("redundancy of the restored step: %d made in %.3f s", made, time.monotonic() - since_s)
-
-    def _stay(self, nodes: list[int]) -> int:
-        """The number of these nodes that are not holders."""
-        return sum(node in self._context.training for node in nodes)
 
     async def _quarantine(self, save: SaveId, damaged: dict[str, str]) -> None:
         """Quarantines a passed-over step where it is damaged. Nodes quarantine it on their own disks."""
         everyone = range(len(self._peers.nodes))
-        await self._tell("quarantine", everyone, save=save.to_json(), reason=damaged.get(_MEMORY, ""))
+        await self._call("quarantine", everyone, save=save, reason=damaged.get(_MEMORY, ""))
         for name, reason in damaged.items():
             where = f"the nodes' {_MEMORY}"
             try:
@@ -110,54 +94,34 @@ class RestoreLeader(Part):
             else:
                 self._listener.problem("step quarantined", f"{where}: {reason}", save.step)
 
-    async def _tell(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """Makes the same call to some nodes (None: those that train). No answers if one fails, which is reported."""
-        nodes = self._context.training if nodes is None else nodes
-        try:
-            return await self._peers.call_all(op, nodes, **fields)
-        except PeerError as error:
-            self._listener.problem(f"restore: {op} failed on a node", str(error))
-            return []
+    async def _call(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
+        return await self._try_all(f"restore: {op} failed on a node", op, nodes, **fields)
 
     async def _find(self) -> Plan:
         """The newest save that can be completed. Raises if it cannot be known whether there is one."""
         answers = await self._peers.call_all("inventory")
-        held = self._held(answers)
+        for node, answer in enumerate(answers):
+            self._rebuilding.note(node, answer["parity"])
+        held = {held.save: held for held in held_saves((answer["shards"] for answer in answers), self._preference)}
         # If nodes may have a complete step, a slow tier gets little time. Parts of a step are useless without the tier.
-        is_whole = any(len(one.holders) == one.world_size for one in held.values())
+        is_whole = any(not one.lost for one in held.values())
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._contents = await read_tier_contents(self._context, answers, timeout_s)
         stored = self._stored()
         for save in _newest_first(held, list(stored), self._place.run_id):
-            plan = await self._complete(save, held.get(save), stored.get(save, []))
+            plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
                 return plan
         if self._contents.unreadable:
             raise AgentError(f"no memory holds a complete step, and {'; '.join(self._contents.unreadable)}")
         return Plan(skipped=tuple(self._skipped))
 
-    def _held(self, answers: list[dict[str, Any]]) -> dict[SaveId, Held]:
-        """By save, the shards that nodes report in memory and on their own disks."""
-        found: dict[SaveId, Held] = {}
-        for node, answer in enumerate(answers):
-            self._rebuilding.note(node, answer["parity"])
-            rows = [(*row[:3], _OWN if row[3] else _COPY) for row in answer["shards"]]
-            rows += [(*row, _DISK) for row in answer["nvme"]]
-            for save_json, world_size, rank, kind in rows:
-                held = found.setdefault(SaveId.from_json(save_json), Held(world_size=world_size))
-                held.kinds[rank, node] = min(kind, held.kinds.get((rank, node), kind))
-        for held in found.values():
-            for rank, node in sorted(held.kinds, key=partial(self._preference, held)):
-                held.holders.setdefault(rank, []).append(node)
-        return found
-
-    def _preference(self, held: Held, at: tuple[int, int]) -> tuple[Any, ...]:
+    def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:
         """The order of sources: memory before disks, training nodes before holders, the rank's current node before
         others, the saving node before copies."""
-        (rank, node), kind = at, held.kinds[at]
         is_holder = node not in self._context.training
-        return (kind == _DISK, is_holder, node != self._context.home(rank), kind, node)
+        return (kind == DISK, is_holder, node != self._context.home(rank), kind, node)
 
     def _stored(self) -> dict[SaveId, list[str]]:
         """By save, the shared tiers that have it."""
@@ -167,29 +131,28 @@ class RestoreLeader(Part):
                 found[save].append(name)
         return found
 
-    async def _complete(self, save: SaveId, held: Held | None, stored: list[str]) -> Plan | None:
+    async def _complete(self, held: Held, stored: list[str]) -> Plan | None:
         """The plan to restore this save, with every byte verified.
 
         None if that is impossible; `skipped` has the reason.
         """
-        held = held or Held(world_size=0)
-        world_size, holders = held.world_size, held.holders
+        save, holders = held.save, held.holders
         await self._keep_verified(save, holders)
-        rebuilt, no_rebuild, damage = await self._bring_back(save, held)
-        held.kinds.update({(rank, holders[rank][0]): _OWN for rank in rebuilt})
-        lost = [rank for rank in range(world_size) if not holders.get(rank)]
+        rebuilt, no_rebuild, damage = await self._bring_back(held)
+        held.kinds.update({(rank, holders[rank][0]): OWN for rank in rebuilt})
+        lost = held.lost
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         reasons, damaged = [], {_MEMORY: damage} if damage else {}
         if lost:
-            reasons.append(f"rank {lost[0]}{more} of {world_size}: no node's memory holds a shard that verifies")
+            reasons.append(f"rank {lost[0]}{more} of {held.world_size}: no node's memory holds a shard that verifies")
             reasons += [no_rebuild] if no_rebuild else []
         source, fetched = None, list[int]()
-        for name in stored if lost or not world_size else []:
+        for name in stored if lost or not held.world_size else []:
             try:
                 manifest = await in_time(self._deadlines.verify_s, self._context.tiers[name].read_manifest, save)
-                world_size = manifest.world_size
-                lost = [rank for rank in range(world_size) if not holders.get(rank)]
-                fetched = await self._verify_stored(name, save, world_size, lost)
+                held.world_size = manifest.world_size
+                lost = held.lost
+                fetched = await self._verify_stored(name, held)
                 source, reasons = name, []
                 break
             except (CheckpointError, OSError) as error:
@@ -201,51 +164,41 @@ class RestoreLeader(Part):
             log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, "; ".join(reasons))
             self._skipped.append((save.step, "; ".join(reasons)))
             return None
-        on_disk = tuple(rank for rank, nodes in holders.items() if nodes and held.kinds[rank, nodes[0]] == _DISK)
         self._in_memory_now = len(fetched) == len(lost)
-        leaving = [rank for rank, nodes in holders.items() if nodes and nodes[0] not in self._context.training]
-        if world_size == self._place.world_size:
-            leaving = []  # every node restores the shards of its own ranks anyway
+        leaving = tuple(rank for rank, node in held.best.items() if node not in self._context.training)
+        if held.world_size == self._place.world_size:
+            leaving = ()  # every node restores the shards of its own ranks anyway
         return Plan(
-            save=save, world_size=world_size, tier=source or ("nvme" if on_disk else "memory"), holders=holders,
-            rebuilt=tuple(rebuilt), nvme=on_disk, leaving=tuple(leaving),
+            save=save, world_size=held.world_size, tier=source or ("nvme" if held.on_disks else "memory"),
+            holders=holders, rebuilt=tuple(rebuilt), nvme=held.on_disks, leaving=leaving,
             stored=tuple(sorted(stored, key=lambda name: name != source)), fetched=tuple(fetched),
             skipped=tuple(self._skipped),
         )  # fmt: skip
 
-    async def _bring_back(self, save: SaveId, held: Held) -> tuple[list[int], str, str]:
+    async def _bring_back(self, held: Held) -> tuple[list[int], str, str]:
         """As RebuildLeader's. If the world size has changed, nodes prefetch surviving blocks during the rebuild.
 
         A failed rebuild is tried once more without prefetching, because prefetched blocks may have taken the memory it
         needs.
         """
-        work = (save, held.world_size, held.holders, self._only_on_disks(held))
-        lost = tuple(rank for rank in range(held.world_size) if not held.holders.get(rank))
+        is_resized = held.world_size != self._place.world_size
+        # a rank's own node has read the shard from its disk into memory
+        on_disks = {rank for rank in held.on_disks if is_resized or held.best[rank] != self._context.home(rank)}
         keepers = []
-        if lost and held.world_size != self._place.world_size and not self._foreseen:
-            keepers = await self._rebuilding.prospect(*work)
+        if held.lost and is_resized and not self._foreseen:
+            keepers = await self._rebuilding.prospect(held, on_disks)
         if not keepers:
-            return await self._rebuilding.bring_back(*work)
+            return await self._rebuilding.bring_back(held, on_disks)
         self._foreseen = True
-        plan = Plan(save=save, world_size=held.world_size, holders=held.holders, rebuilt=lost)
-        await self._tell("foresee", plan=plan.to_json(), headers=keepers)
-        rebuilt, failure, _ = await self._rebuilding.bring_back(*work)
+        plan = Plan(save=held.save, world_size=held.world_size, holders=held.holders, rebuilt=tuple(held.lost))
+        await self._call("foresee", plan=plan, headers=keepers)
+        rebuilt, failure, _ = await self._rebuilding.bring_back(held, on_disks)
         if not failure:
             return rebuilt, failure, ""
-        log.warning("step %d: %s; once more, with nothing prefetched", save.step, failure)
-        await self._tell("withdraw")
-        again, failure, damage = await self._rebuilding.bring_back(*work)
+        log.warning("step %d: %s; once more, with nothing prefetched", held.save.step, failure)
+        await self._call("withdraw")
+        again, failure, damage = await self._rebuilding.bring_back(held, on_disks)
         return [*rebuilt, *again], failure, damage
-
-    def _only_on_disks(self, held: Held) -> set[int]:
-        """The ranks whose best holder has the shard only on its disk, not in its memory."""
-        same_world = held.world_size == self._place.world_size
-        best = [(rank, nodes[0]) for rank, nodes in held.holders.items() if nodes]
-        return {
-            rank
-            for rank, node in best
-            if held.kinds[rank, node] == _DISK and not (same_world and node == self._context.home(rank))
-        }
 
     async def _keep_verified(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         """Makes the best holder of each rank verify its bytes. If they are damaged, the next holder is tried."""
@@ -254,7 +207,7 @@ class RestoreLeader(Part):
             asked: dict[int, list[int]] = defaultdict(list)
             for rank in pending:
                 asked[holders[rank][0]].append(rank)
-            answers = await self._peers.call_each("verify", asked, save=save.to_json())
+            answers = await self._peers.call_each("verify", asked, save=save)
             pending = []
             for node, answer in zip(asked, answers, strict=True):
                 for rank in answer["unverified"]:
@@ -264,7 +217,7 @@ class RestoreLeader(Part):
                     if holders[rank]:
                         pending.append(rank)
 
-    async def _verify_stored(self, name: str, save: SaveId, world_size: int, ranks: list[int]) -> list[int]:
+    async def _verify_stored(self, name: str, held: Held) -> list[int]:
         """All nodes together read the shards that only a lower tier has. Returns the ranks that are now in memory.
 
         Raises:
@@ -272,9 +225,9 @@ class RestoreLeader(Part):
             PeerError: a node could not read.
         """
         parts: dict[int, list[int]] = defaultdict(list)
-        for rank in ranks:
-            parts[self._context.reader(rank, world_size)].append(rank)
-        answers = await self._peers.call_each("verify_stored", parts, tier=name, save=save.to_json())
+        for rank in held.lost:
+            parts[self._context.reader(rank, held.world_size)].append(rank)
+        answers = await self._peers.call_each("verify_stored", parts, tier=name, save=held.save)
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
         return [rank for answer in answers for rank in answer["fetched"]]

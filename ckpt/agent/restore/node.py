@@ -11,13 +11,14 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.handover import Handover
-from ckpt.agent.restore.plan import Placement, Plan
+from ckpt.agent.restore.plan import Plan
 from ckpt.agent.save.node import SaveNode
+from ckpt.agent.shards.held import DISK, rows_of
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import Rates, make_plan
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.manifest import Manifest, ShardPlace
-from ckpt.format.memory_names import OWN, copy_stem, kind_of, own_stem
+from ckpt.format.memory_names import OWN, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
@@ -49,34 +50,29 @@ class RestoreNode(Part):
         self.plan.set_exception(AgentError(reason))
         self.plan.exception()  # marks it as retrieved, even if no worker asks
 
-    async def _on_inventory(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_inventory(self, source: int) -> dict[str, Any]:
         self._memory_store.scan()
         if problem := await self._node_disk.scan(self._place.who):
             self._listener.problem("this node's disk cannot be read", problem)
-        shards = [item for item in self._memory_store.shards().items() if not self._is_quarantined(item[1].save)]
-        return {
-            "shards": [[r.save.to_json(), r.world_size, r.rank, kind_of(name) == OWN] for name, r in shards],
-            "parity": self._saves.protect.inventory(self._is_quarantined),
-            "nvme": [[save.to_json(), world_size, rank] for save, world_size, rank in self._node_disk.rows()],
-            "nvme_last_s": self._node_disk.last_commit_s,
-        }
+        rows = rows_of(self._memory_store, self._node_disk)
+        shards = [[row[0].to_json(), *row[1:]] for row in rows if row[3] == DISK or not self._is_quarantined(row[0])]
+        parity = self._saves.protect.inventory(self._is_quarantined)
+        return {"shards": shards, "parity": parity, "nvme_last_s": self._node_disk.last_commit_s}
 
     def _is_quarantined(self, save: SaveId) -> bool:
         return noted_reason(self._place.ram_dir, directory_name(save)) is not None
 
-    async def _on_verify(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_verify(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         """The requested ranks without a shard here that verifies. Damaged shards are dropped."""
-        save = SaveId.from_json(message["save"])
-        good = await asyncio.gather(*(self._verify(save, rank) for rank in message["ranks"]))
-        return {"unverified": [rank for rank, is_good in zip(message["ranks"], good, strict=True) if not is_good]}
+        good = await asyncio.gather(*(self._verify(save, rank) for rank in ranks))
+        return {"unverified": [rank for rank, is_good in zip(ranks, good, strict=True) if not is_good]}
 
     async def _verify(self, save: SaveId, rank: int) -> bool:
         """Verifies a shard in memory, else on this node's disk.
 
         A shard of this node's ranks is read from disk into memory.
         """
-        good = [await self._memory_store.verify(name) for name in self._memory_store.find(save, rank)]
-        if any(good):
+        if await self._memory_store.verify_any(save, rank):
             return True
         on_disk = self._node_disk.find(save, rank)
         if on_disk is None or not self._is_ours(rank, on_disk.record):
@@ -90,23 +86,20 @@ class RestoreNode(Part):
             return await self._node_disk.verify(save, rank)
         return True
 
-    async def _on_verify_stored(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_verify_stored(self, source: int, tier: str, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         """Reads some ranks' shards from a shared tier, and reports which are damaged. Raises every other failure.
 
         A shard that cannot be mapped in the tier is read into this node's memory for all nodes: into its slot if its
         rank runs on this node, else as a copy, as long as there is space.
         """
-        tier = self._context.tiers.get(message["tier"])
-        if tier is None:
-            raise AgentError(f"no {message['tier']} tier is configured")
-        save, fetched = SaveId.from_json(message["save"]), []
-        manifest = await in_thread(tier.read_manifest, save)
-        for rank in message["ranks"]:
+        store, fetched = self._context.tier(tier), list[int]()
+        manifest = await in_thread(store.read_manifest, save)
+        for rank in ranks:
             place = manifest.shards[rank]
-            read = reads.reader(tier, save, place)
+            read = reads.reader(store, save, place)
             try:
-                is_mapped = tier.data_path(save, place.file) is not None
-                if not is_mapped and await self._take_in(manifest, place, read, message["tier"]):
+                is_mapped = store.data_path(save, place.file) is not None
+                if not is_mapped and await self._take_in(manifest, place, read, tier):
                     fetched.append(rank)
                 else:
                     await in_thread(reads.verify, read, place)
@@ -125,7 +118,7 @@ class RestoreNode(Part):
         False if there is no space. Raises CorruptError or OSError.
         """
         record = place.record
-        if any([await self._memory_store.verify(name) for name in self._memory_store.find(record.save, record.rank)]):
+        if await self._memory_store.verify_any(record.save, record.rank):
             return True
         if self._is_ours(record.rank, record):
             await self._bring_in(place, read, tier)
@@ -159,10 +152,7 @@ class RestoreNode(Part):
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
         await self._fill(own_stem(local_rank), place, read)
-        self._listener.to_monitors(
-            "rebuilt", rank=record.rank, from_node=self._place.node, tier=tier, bytes=record.layout.nbytes,
-            seconds=round(time.monotonic() - since_s, 6),
-        )  # fmt: skip
+        self._report_rebuilt(record, self._place.node, since_s, tier=tier)
 
     async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
         """Reads a verified shard under a free name. Raises CorruptError or OSError."""
@@ -171,9 +161,11 @@ class RestoreNode(Part):
             await in_thread(lambda: reads.read_whole(read, place, room.all()))
         self._memory_store.publish(name, place.record)
 
-    async def _on_restore(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def _on_restore(
+        self, source: int, plan: dict[str, Any], same_world: bool, tiers: list[str]
+    ) -> dict[str, Any]:
         try:
-            return await self._take_up(Plan.from_json(message["plan"]), message["same_world"], message["tiers"])
+            return await self._take_up(Plan.from_json(plan), same_world, tiers)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
@@ -199,20 +191,11 @@ class RestoreNode(Part):
             self.plan.set_result(plan)
         return {"pinned_bytes": pinned, "taken": taken}
 
-    async def _on_no_restore(self, source: int, message: dict[str, Any]) -> None:
-        self.fail(message["reason"])
+    async def _on_no_restore(self, source: int, reason: str) -> None:
+        self.fail(reason)
 
-    async def _on_protect_newest(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {"made": await self._saves.protect_newest()}
-
-    async def _on_protect_moved(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        placement = Placement.from_json(message["placement"])
-        save = self._saves.newest
-        return {"made": await self._saves.protect.make_moved(save, placement, message["alone"]) if save else 0}
-
-    async def _on_quarantine(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_quarantine(self, source: int, save: SaveId, reason: str) -> None:
         """Quarantines a passed-over step where it is damaged on this node."""
-        save, reason = SaveId.from_json(message["save"]), message["reason"]
         if reason:
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
         for where, why in await self._node_disk.quarantine(save):
@@ -232,17 +215,14 @@ class RestoreNode(Part):
     async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """Copies a lost shard of this node from another node. If that fails, the load fetches it."""
         since_s = time.monotonic()
-        for node in holders:
+        for node in [node for node in holders if node != self._place.node_rank]:  # this node's disk was tried already
             name = self._memory_store.free_name(own_stem(local_rank), self._config.slots, keep=None)
             try:
                 record = await self._exchange.pull(node, save, rank, name)
             except (CheckpointError, OSError) as error:
                 self._listener.problem(f"rebuild of rank {rank}", str(error), save.step)
                 continue
-            self._listener.to_monitors(
-                "rebuilt", rank=rank, from_node=self._peers.nodes[node], bytes=record.layout.nbytes,
-                seconds=round(time.monotonic() - since_s, 6),
-            )  # fmt: skip
+            self._report_rebuilt(record, self._peers.nodes[node], since_s)
             return
 
     def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:

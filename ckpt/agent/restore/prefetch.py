@@ -1,7 +1,8 @@
-"""Reads for a load while lost shards are still being made again from parity, into another world size (degraded read).
+"""Reads for a load into another world size while lost shards are still being rebuilt from parity (degraded read).
 
-What is prefetched goes to this node's memory (`fetch-*`), never to a worker: if the rebuild fails it is given up, and
-the load starts from whatever is agreed then. `docs/adr/0011-parity-sums-are-gathered-where-they-are-made.md` says why.
+Shards are prefetched into this node's memory (`fetch-*`), never into a worker. If the rebuild fails, they are removed,
+and the load starts from the plan that is agreed then. The reasons are in
+`docs/adr/0011-parity-sums-are-gathered-where-they-are-made.md`.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ log = logging.getLogger(__name__)
 
 
 class PrefetchNode(Part):
-    """One node's part: the plan that may come, and what is fetched for it."""
+    """One node's part: the provisional plan, and what is fetched for it."""
 
     def __init__(self, context: Context, final: asyncio.Future[Plan], loading: Loading, protect: ProtectNode) -> None:
         super().__init__(context)
         self._final = final
         self._loading = loading
         self._protect = protect
-        self._plan = Plan()  # without a save: none is foreseen
-        self._headers: Sequence[int] = ()  # nodes that keep the records of what is lost
-        self._heard = asyncio.Event()
+        self._plan = Plan()  # the provisional plan; without a save: there is none
+        self._headers: Sequence[int] = ()  # nodes with the records of the lost shards
+        self._foreseen = asyncio.Event()
         self._tasks = Tasks()
 
     async def for_worker(self) -> dict[str, Any]:
-        """The step and world size of the plan that may come; step None where there is nothing to prefetch."""
+        """Waits for a plan. Returns step and world size of the provisional one; step None if the final one is there."""
         async with Tasks() as tasks:
-            either: list[asyncio.Future[Any]] = [tasks.hold(self._heard.wait()), self._final]
+            either: list[asyncio.Future[Any]] = [tasks.hold(self._foreseen.wait()), self._final]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         plan = Plan() if self._final.done() else self._plan
         return {"step": plan.step, "world_size": plan.world_size}
 
     async def record(self, rank: int, blocks: list[int] | None) -> dict[str, Any] | None:
-        """The answer to `open` for a record alone, of the plan foreseen; None when that is not what is asked for."""
+        """The answer to an `open` of only the record, by the provisional plan. None for any other `open`."""
         plan = self._plan
         if plan.save is None or self._final.done() or blocks != [] or not 0 <= rank < plan.world_size:
             return None
@@ -51,10 +52,10 @@ class PrefetchNode(Part):
             record = await self._protect.header(plan.save, rank, self._headers)
         else:
             record = await self._exchange.record(plan.holders[rank][0], plan.save, rank)
-        return {"path": "", "base": 0, "record": record.to_json()}
+        return {"path": "", "base": 0, "record": record.to_json(), "whole": False}
 
     def fetch(self, step: int, wants: list[Any]) -> None:
-        """Starts to fetch what a worker will read: rows of saved rank and blocks (None: all)."""
+        """Starts to fetch what a worker will read: rows of saved rank and blocks (None: all), not lost shards."""
         if self._plan.step == step and not self._final.done():
             self._tasks.start(self._fetch(self._plan, wants))
 
@@ -64,18 +65,21 @@ class PrefetchNode(Part):
                 continue
             try:
                 await self._loading.fetch(plan, rank, blocks)
-            except (CheckpointError, OSError) as error:  # the load finds another source, or says that there is none
+            except (
+                CheckpointError,
+                OSError,
+            ) as error:  # the load finds another source, or reports it
                 log.warning("rank %s of step %s is not prefetched: %s", rank, plan.step, error)
 
-    async def _on_foresee(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_foresee(self, source: int, plan: dict[str, Any], headers: list[int]) -> None:
         if self._final.done():
-            raise AgentError("a plan is there already")
-        self._plan, self._headers = Plan.from_json(message["plan"]), message["headers"]
-        self._heard.set()
+            raise AgentError("the final plan exists already")
+        self._plan, self._headers = Plan.from_json(plan), headers
+        self._foreseen.set()
 
-    async def _on_withdraw(self, source: int, message: dict[str, Any]) -> None:
-        """Gives up all that was prefetched, and its memory."""
-        log.warning("step %s: its rebuild failed, what was prefetched is given up", self._plan.step)
+    async def _on_withdraw(self, source: int) -> None:
+        """Removes everything that was prefetched, which frees its memory."""
+        log.warning("step %s: the rebuild failed; prefetched shards are removed", self._plan.step)
         self._plan = Plan()
         await self._tasks.cancel()
         self._loading.forget_all()

@@ -1,4 +1,4 @@
-"""Gives a loading worker the bytes of any saved rank: a local file, or what it needs from another node, on demand."""
+"""Gives a loading worker the bytes of any saved rank: a local file, or blocks fetched from other nodes and tiers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Fetched:
-    """What has been fetched of one rank's shard into `fetch-<rank>.data`; no file if only the record was asked for."""
+    """The fetched blocks of one rank's shard in `fetch-<rank>.data`. If only the record was requested, no file."""
 
     source: str  # a node's or a tier's name
     record: ShardRecord
@@ -41,14 +41,14 @@ class Fetched:
 
 
 class Loading(Part):
-    """One node's loads. A shard's sources, best first: this node's memory and disk, other nodes', the other tiers."""
+    """One node's loads. The sources of a shard, best first: this node's memory and disk, other nodes, shared tiers."""
 
     def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
         """
         Args:
             context: the agent's.
-            plan: what is restored, once it is agreed.
-            pinned: steps on their way to lower tiers.
+            plan: the restore plan, once it is agreed.
+            pinned: the steps that are being flushed.
         """
         super().__init__(context)
         self._plan = plan
@@ -61,7 +61,7 @@ class Loading(Part):
         self._loaded: set[int] = set()
 
     async def plan_for_worker(self) -> dict[str, Any]:
-        """What is restored; waits until the agents have agreed and this node's lost shards are made again."""
+        """The restore plan. Waits until the agents have agreed on it, and this node's lost shards are rebuilt."""
         plan = await asyncio.shield(self._plan)
         return {
             "step": plan.step, "attempt": plan.attempt, "tier": plan.tier, "world_size": plan.world_size,
@@ -70,7 +70,7 @@ class Loading(Part):
         }  # fmt: skip
 
     async def choose(self, step: int) -> dict[str, Any]:
-        """A step that the script chooses: what of it a worker may open from now on. Raises AgentError."""
+        """Lets workers open another step than the restored one from now on. Raises AgentError if no tier has it."""
         plan = await self._chosen.plan(step)
         return {"step": plan.step, "tier": plan.tier, "world_size": plan.world_size}
 
@@ -79,18 +79,19 @@ class Loading(Part):
         return plan if step in (None, plan.step) else self._chosen.known(step)
 
     async def open(self, step: int | None, rank: int, blocks: list[int] | None) -> dict[str, Any]:
-        """Where a worker can read a saved rank's shard.
+        """Finds a location where a worker can read a saved rank's shard.
 
         Args:
-            step: one that was chosen, or the one that is restored (None).
-            rank: of the world that saved the step.
-            blocks: those that it will read; None for all, [] for only the record.
+            step: a chosen step; None: the restored one.
+            rank: the rank in the world that saved the step.
+            blocks: the blocks to read; None: all; []: only the record.
 
         Returns:
-            path, base (the shard's first byte in it) and record. The worker verifies what it reads.
+            path; base: the shard's first byte in this file; record; and whole: whether all blocks are there, not only
+            the requested ones. The worker verifies what it reads.
 
         Raises:
-            AgentError: no such step or rank, or no source left; names what was tried.
+            AgentError: no such step or rank, or no source left. The message has the reason for each source.
         """
         plan = await self._plan_of(step)
         if plan.save is None or not 0 <= rank < plan.world_size:
@@ -107,7 +108,7 @@ class Loading(Part):
             raise AgentError(f"rank {rank} of step {plan.step}: no source left: {reasons}")
 
     async def damaged(self, step: int | None, rank: int, path: str) -> None:
-        """A worker found bytes that do not verify: never offer that source again, and have its holder look."""
+        """Handles bytes that do not verify: their source is never offered again, and its node reads the shard again."""
         plan = await self._plan_of(step)
         if plan.save is None:
             return
@@ -116,20 +117,24 @@ class Loading(Part):
             self._forget(rank)
             self._damaged.add((plan.save, rank, fetched.source))
             if fetched.source in self._peers.nodes:
-                await self._have_it_look(self._peers.nodes.index(fetched.source), plan.save, rank)
+                node = self._peers.nodes.index(fetched.source)
+                try:
+                    await self._peers.call(node, "verify_again", save=plan.save, rank=rank)
+                except PeerError as error:
+                    log.warning("rank %d of step %d: %s", rank, plan.save.step, error)
             return
         self._damaged.add((plan.save, rank, path))
-        await self._look_again(plan.save, rank)
+        await self._on_verify_again(self._place.node_rank, plan.save, rank)
 
     def loaded(self, local_rank: int) -> None:
-        """A worker has finished its load; when all have, what was fetched for them goes."""
+        """A worker has finished its load. Once all have, the fetched blocks are removed."""
         self._loaded.add(local_rank)
         if len(self._loaded) == self._place.ranks_per_node:
             self._loaded.clear()  # a script may load again
             self.forget_all()
 
     async def fetch(self, plan: Plan, rank: int, blocks: list[int] | None) -> None:
-        """Fetches blocks (None: all) of a saved rank that another node's memory or disk holds; raises as `open`."""
+        """Fetches blocks (None: all) of a saved rank from another node, unless this node has them. Raises as `open`."""
         if plan.save is None or not 0 <= rank < plan.world_size:
             raise AgentError(f"rank {rank}: the plan has step {plan.step} of {plan.world_size} ranks")
         async with self._locks[rank]:
@@ -137,27 +142,18 @@ class Loading(Part):
                 await self._remote(plan.holders[rank][0], plan.save, rank, blocks)
 
     def forget_all(self) -> None:
-        """Gives back the memory of all that was fetched."""
+        """Removes all fetched blocks, which frees their memory."""
         for rank in list(self._fetched):
             self._forget(rank)
 
-    async def _have_it_look(self, node: int, save: SaveId, rank: int) -> None:
-        try:
-            await self._peers.call(node, "verify_again", save=save.to_json(), rank=rank)
-        except PeerError as error:
-            log.warning("rank %d of step %d: %s", rank, save.step, error)
-
-    async def _on_verify_again(self, source: int, message: dict[str, Any]) -> None:
-        await self._look_again(SaveId.from_json(message["save"]), message["rank"])
-
-    async def _look_again(self, save: SaveId, rank: int) -> None:
-        """Drops what really is damaged, so that no later restore counts on it."""
+    async def _on_verify_again(self, source: int, save: SaveId, rank: int) -> None:
+        """Drops shards of this node that are really damaged, so that no later restore counts on them."""
         for name in self._memory_store.find(save, rank):
             await self._memory_store.verify_again(name)
         await self._node_disk.verify_again(save, rank)
 
     def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
-        """What to try, best first, without those found damaged."""
+        """The sources, best first, without those that were found damaged."""
         taken_in = rank in plan.fetched or rank in plan.leaving
         reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
@@ -201,10 +197,8 @@ class Loading(Part):
         return await self._fetch(source, record, blocks, fetch)
 
     async def _stored(self, name: str, save: SaveId, rank: int, blocks: list[int] | None) -> dict[str, Any]:
-        """Where the shard lies, when workers can map it there; else the blocks asked for are fetched."""
-        tier = self._context.tiers.get(name)
-        if tier is None:
-            raise AgentError(f"no {name} tier is configured")
+        """The shard's file in a tier if workers can map it there; else blocks are fetched from the tier."""
+        tier = self._context.tier(name)
         if (name, save) not in self._manifests:
             self._manifests[name, save] = await in_thread(tier.read_manifest, save)
         place = self._manifests[name, save].shards[rank]
@@ -221,19 +215,19 @@ class Loading(Part):
         return _reply(str(path), place.offset, place.record)
 
     async def _fetch(self, source: str, record: ShardRecord, blocks: list[int] | None, fetch: Fetch) -> dict[str, Any]:
-        """Fetches the blocks that are not here yet."""
+        """Fetches those of the blocks (None: all) that have not been fetched yet."""
         rank, nbytes = record.rank, record.layout.nbytes
         fetched = self._fetched.get(rank)
         if fetched is None or (fetched.source, fetched.record.save) != (source, record.save):
             self._forget(rank)
             path = data_file(self._place.ram_dir, fetched_name(rank))
             fetched = self._fetched[rank] = Fetched(source=source, record=record, path=path)
-        if blocks == []:
-            return _reply(str(fetched.path), 0, record)
         count = block_count(nbytes)
+        if blocks == []:
+            return _reply(str(fetched.path), 0, record, whole=len(fetched.blocks) == count)
         wanted = range(count) if blocks is None else sorted(set(blocks))
         if any(type(block) is not int or not 0 <= block < count for block in wanted):
-            raise AgentError(f"rank {rank}: blocks {wanted} asked for, the shard has {count}")
+            raise AgentError(f"rank {rank}: blocks {wanted} requested, the shard has {count}")
         missing = [block for block in wanted if block not in fetched.blocks]
         if missing or not count:  # an empty shard has a file too
             try:
@@ -244,7 +238,7 @@ class Loading(Part):
                 self._forget(rank)  # bytes may still be arriving there: never reuse this file
                 raise
             fetched.blocks.update(missing)
-        return _reply(str(fetched.path), 0, record)
+        return _reply(str(fetched.path), 0, record, whole=len(fetched.blocks) == count)
 
     def _forget(self, rank: int) -> None:
         if self._fetched.pop(rank, None) is not None:
@@ -254,5 +248,5 @@ class Loading(Part):
         return str(data_file(self._place.ram_dir, name))
 
 
-def _reply(path: str, base: int, record: ShardRecord) -> dict[str, Any]:
-    return {"path": path, "base": base, "record": record.to_json()}
+def _reply(path: str, base: int, record: ShardRecord, *, whole: bool = True) -> dict[str, Any]:
+    return {"path": path, "base": base, "record": record.to_json(), "whole": whole}

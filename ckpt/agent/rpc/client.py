@@ -1,4 +1,4 @@
-"""The two that talk to a node's agent: the node's runner (Monitor) and a worker (AgentClient).
+"""Connections to a node's agent: the runner's (Monitor) and a worker's (AgentClient).
 
 Standard library only: importing this imports neither torch nor MPI.
 """
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.framing import Decoder, encode
@@ -22,12 +22,17 @@ from ckpt.errors import AgentError
 from ckpt.fork import let_go_when_forked
 from ckpt.timeouts import WorkerDeadlines
 
-_CONNECT_POLL_S = 0.02  # between looks for a socket that the agent has yet to make
+_CONNECT_POLL_S = 0.02  # between attempts to connect to a socket that the agent has not made yet
 _READ_BYTES = 1 << 18
+
+C = TypeVar("C", bound="_Connection")
 
 
 class _Connection:
-    """A blocking stream of messages, each wait with a deadline. Any thread may send; one receives."""
+    """A blocking connection to an agent. Every wait has a deadline. Any thread may send; one thread at a time receives.
+
+    `send` and `receive` raise AgentError if the agent is gone.
+    """
 
     def __init__(self, path: Path, stream: socket.socket) -> None:
         self._path = path
@@ -35,15 +40,13 @@ class _Connection:
         self._sending = threading.Lock()
         self._poll = select.poll()  # not select(): a training process may have more than 1024 files open
         self._poll.register(stream, select.POLLIN)
-        self._idle = select.poll()  # of `wait`: a poll object is for one thread
-        self._idle.register(stream, select.POLLIN)
         self._decoder = Decoder()
         self._received: deque[dict[str, Any]] = deque()
         let_go_when_forked(self)
 
     @classmethod
-    def open(cls, path: Path, timeout_s: float) -> _Connection:
-        """Connects as soon as the agent listens; raises AgentError after `timeout_s`."""
+    def _open(cls: type[C], path: Path, timeout_s: float, **hello: Any) -> C:
+        """Connects as soon as the agent listens, and sends the hello. Raises AgentError after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -55,29 +58,30 @@ class _Connection:
                 if isinstance(error, PermissionError) or time.monotonic() + _CONNECT_POLL_S > deadline:
                     raise AgentError(
                         f"agent {path}: no connection within {timeout_s:g} s ({error.strerror or error}); "
-                        "look for the agent's own messages in the attempt's agents.log"
+                        "read the agent's messages in the attempt's agents.log"
                     ) from None
                 time.sleep(_CONNECT_POLL_S)
                 continue
             stream.settimeout(WorkerDeadlines.send_s)
-            return cls(path, stream)
+            connection = cls(path, stream)
+            connection.send("hello", **hello)
+            return connection
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def peer_pid(self) -> int:
-        return peer_of(self._socket)[0]
-
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, op: str, **fields: Any) -> None:
+        """Sends a message that has no reply."""
         try:
-            data = encode(message)
+            data = encode({"op": op, **fields})
             with self._sending:
                 self._socket.sendall(data)
         except OSError as error:
-            raise AgentError(f"agent {self._path}: cannot send {message.get('op')!r}: {error}") from None
+            raise AgentError(f"agent {self._path}: cannot send {op!r}: {error}") from None
+
+    def fileno(self) -> int:
+        """For select and event loops. When it is readable, call `receive(0)` until the result is None."""
+        return self._socket.fileno()
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message, or None when none comes within `timeout_s` (0: only what is already there)."""
+        """The next message, or None if none arrives within `timeout_s` (0: only messages that have arrived)."""
         deadline = time.monotonic() + timeout_s
         while not self._received:
             remaining_s = max(0.0, deadline - time.monotonic())
@@ -92,80 +96,57 @@ class _Connection:
             self._received.extend(self._decoder.feed(data))
         return self._received.popleft()
 
-    def wait(self, timeout_s: float) -> None:
-        """Returns when something has arrived, the other end is gone, or after `timeout_s`; takes nothing."""
-        self._idle.poll(timeout_s * 1000)
-
     def close(self) -> None:
         self._socket.close()
 
     let_go = close
 
 
-class Monitor:
-    """The node's runner's view of the node's agent: events as they happen, and the requests to stop and to shut down.
-
-    A receive that raises AgentError means that the agent is gone.
-    """
-
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+class Monitor(_Connection):
+    """The runner's connection to its node's agent: receives events, and requests a stop or a shutdown."""
 
     @classmethod
     def connect(cls, ram_dir: str | os.PathLike[str], attempt: int, timeout_s: float) -> Monitor:
-        """Connects to the attempt's agent on this node, waiting for it to listen.
+        """Connects to the attempt's agent on this node as soon as it listens.
 
         Raises:
-            AgentError: it did not within `timeout_s`, or refuses this user.
+            AgentError: no connection within `timeout_s`, or the agent refuses this user.
         """
-        connection = _Connection.open(Path(ram_dir) / f"agent-{attempt}.sock", timeout_s)
-        connection.send({"op": "hello", "role": "monitor"})
-        return cls(connection)
-
-    def fileno(self) -> int:
-        """For select and event loops; when readable, call `receive(0)` until it gives None."""
-        return self._connection.fileno()
-
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next event ({"event": name, ...}), None when none comes in time; AgentError when the agent is gone."""
-        return self._connection.receive(timeout_s)
+        return cls._open(Path(ram_dir) / f"agent-{attempt}.sock", timeout_s, role="monitor")
 
     @property
     def agent_pid(self) -> int:
-        """The agent's process, as the kernel tells it (SO_PEERCRED); 0 in another pid namespace."""
-        return self._connection.peer_pid()
+        """The pid of the agent according to the kernel (SO_PEERCRED); 0 in another pid namespace."""
+        return peer_of(self._socket)[0]
 
     def ping(self) -> None:
-        """Asks the agent for a sign of life; answered by the event `pong`."""
-        self._connection.send({"op": "ping"})
+        """Requests the event `pong`, which shows that the agent responds."""
+        self.send("ping")
 
     def stop(self) -> None:
-        """Asks all ranks of all nodes to stop at one common step boundary; answered by the event `stop_agreed`."""
-        self._connection.send({"op": "stop"})
+        """Requests that all ranks of all nodes stop at one step boundary. The event `stop_agreed` reports it."""
+        self.send("stop")
 
     def shutdown(self, timeout_s: float = 2.0, *, workers_s: float = 0.0) -> None:
-        """Ends this node's agent, and waits until it serves nobody any more; events that come meanwhile are given up.
+        """Ends this node's agent. Returns when it serves nobody any more. Events that arrive meanwhile are lost.
 
-        Waiting is part of the request: the agent may not read what comes before a connection that is closed already.
+        The wait is necessary: an agent may not read the request if the connection closes right after it.
 
         Args:
-            timeout_s: for the agent to end.
-            workers_s: before that, for the workers that are connected to leave.
+            timeout_s: limit for the agent to end.
+            workers_s: limit, before that, for connected workers to leave.
 
         Raises:
-            AgentError: it is still there after both; kill it.
+            AgentError: the agent is still running after both.
         """
-        self._connection.send({"op": "shutdown", "workers_s": workers_s})
+        self.send("shutdown", workers_s=workers_s)
         deadline = time.monotonic() + workers_s + timeout_s
         try:
-            while self._connection.receive(max(0.0, deadline - time.monotonic())) is not None:
+            while self.receive(max(0.0, deadline - time.monotonic())) is not None:
                 pass
         except AgentError:
             return
-        raise AgentError(f"the node's agent is still there {timeout_s:g} s after it was told to shut down; kill it")
-
-    def close(self) -> None:
-        self._connection.close()
+        raise AgentError(f"the node's agent still runs {timeout_s:g} s after the shutdown request; kill it")
 
     def __enter__(self) -> Monitor:
         return self
@@ -176,46 +157,37 @@ class Monitor:
         self.close()
 
 
-class AgentClient:
-    """A worker's connection to its node's agent: requests with replies, and events that arrive unasked. Thread-safe."""
+class AgentClient(_Connection):
+    """A worker's connection to its node's agent: requests with replies, and events. Thread-safe."""
 
-    def __init__(self, connection: _Connection, path: Path) -> None:
-        self._connection = connection
-        self._path = path
+    def __init__(self, path: Path, stream: socket.socket) -> None:
+        super().__init__(path, stream)
+        self._idle = select.poll()  # of `wait`: only one thread at a time may use a poll object
+        self._idle.register(stream, select.POLLIN)
         self._ids = itertools.count(1)
         self._events: deque[dict[str, Any]] = deque()
         self._lock = threading.Lock()  # one reader at a time
 
     @classmethod
     def connect(cls, socket_path: Path, *, rank: int, local_rank: int, timeout_s: float) -> AgentClient:
-        """Connects and says which worker this is.
+        """Connects and identifies this worker.
 
         Raises:
             AgentError: the agent does not listen within `timeout_s`, or refuses this user.
         """
-        connection = _Connection.open(socket_path, timeout_s)
-        hello = {"op": "hello", "role": "worker", "local_rank": local_rank}
-        connection.send({**hello, "rank": rank, "pid": os.getpid()})
-        return cls(connection, socket_path)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def send(self, op: str, **fields: Any) -> None:
-        """Sends a message that has no reply."""
-        self._connection.send({"op": op, **fields})
+        return cls._open(socket_path, timeout_s, role="worker", local_rank=local_rank, rank=rank, pid=os.getpid())
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Sends a request and waits for its reply; events that come meanwhile are kept for `events`.
+        """Sends a request and waits for its reply. Events that arrive meanwhile are kept for `events`.
 
         Raises:
-            AgentError: no reply within `timeout_s`, the agent refused (its reply has `error`), or it is gone.
+            AgentError: no reply within `timeout_s`, the reply is an error, or the agent is gone.
         """
         number = next(self._ids)
         with self._lock:
-            self._connection.send({"op": op, "id": number, **fields})
+            self.send(op, id=number, **fields)
             deadline = time.monotonic() + timeout_s
-            while (message := self._connection.receive(max(0.0, deadline - time.monotonic()))) is not None:
+            while (message := self.receive(max(0.0, deadline - time.monotonic()))) is not None:
                 if "event" in message:
                     self._events.append(message)
                 elif message.get("re") == number:
@@ -225,9 +197,9 @@ class AgentClient:
         raise AgentError(f"agent {self._path}: no reply to {op!r} within {timeout_s:g} s")
 
     def events(self, timeout_s: float = 0.0) -> list[dict[str, Any]]:
-        """The events that have arrived since the last call; waits up to `timeout_s` for a first one."""
+        """The events since the last call. If there are none, waits up to `timeout_s` for one."""
         with self._lock:
-            while (message := self._connection.receive(0.0 if self._events else timeout_s)) is not None:
+            while (message := self.receive(0.0 if self._events else timeout_s)) is not None:
                 if "event" in message:
                     self._events.append(message)
             events = list(self._events)
@@ -235,8 +207,5 @@ class AgentClient:
             return events
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when something has arrived, or the agent is gone, or after `timeout_s`; takes nothing."""
-        self._connection.wait(timeout_s)
-
-    def close(self) -> None:
-        self._connection.close()
+        """Returns when a message has arrived, the agent is gone, or after `timeout_s`. Reads nothing."""
+        self._idle.poll(timeout_s * 1000)

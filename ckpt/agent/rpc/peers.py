@@ -19,23 +19,23 @@ from ckpt.format.atomic_files import dump_json
 from ckpt.timeouts import AgentDeadlines, within
 
 T = TypeVar("T")
-Moving = tuple[Transfer, "asyncio.Future[None]"]  # bytes under way, and who waits for them
-Handler = Callable[[int, dict[str, Any]], Awaitable[dict[str, Any] | None]]
+Moving = tuple[Transfer, "asyncio.Future[None]"]  # a range under way, and the future that its end completes
+Handler = Callable[..., Awaitable[dict[str, Any] | None]]  # called with the sender's node rank and the message's fields
 
-WINDOW = 8  # ranges under way at once in one direction of one transfer: keeps the wire busy, bounds the memory touched
-TURN = 4  # ranges that a transfer may take in, should they be there, before others on the loop have their turn
-IDLE_POLL_S = 0.02  # between looks when nothing is under way: about 1% of a core
+WINDOW = 8  # ranges under way at once in one direction of a transfer: uses the full bandwidth and limits memory use
+TURN = 4  # ranges that a transfer completes at most before other tasks of the event loop run
+IDLE_POLL_S = 0.02  # between polls of the transport while it is idle: about 1% of a core
 _MAX_TAG = 1 << 30
 
 log = logging.getLogger(__name__)
 
 
 class PeerError(AgentError):
-    """Another node's agent refused, did not answer in time, or cannot be reached. Names every node concerned."""
+    """A call to other nodes' agents failed: refused, no answer in time, or no connection. Names every such node."""
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of calls that go on at once. Raises PeerError, which names every failure, once all have ended."""
+    """The results of concurrent calls. Waits until all have ended, then raises PeerError with all failures."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     if failed := [result for result in results if isinstance(result, BaseException)]:
         raise PeerError("; ".join(map(str, failed)))
@@ -43,36 +43,46 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class Peers:
-    """This agent's view of all agents, itself included; its loop is the only user of the transport."""
+    """Calls and transfers between this agent and all agents of the attempt, itself included.
+
+    Nothing else uses the transport.
+    """
 
     def __init__(self, transport: Transport, nodes: Sequence[str], deadlines: AgentDeadlines) -> None:
         self.rank = transport.rank
         self.nodes = tuple(nodes)
-        self.broken: str | None = None  # why the world is of no further use
+        self.broken: str | None = None  # the reason why the MPI world cannot be used any more; None: it can
         self._transport = transport
         self.deadlines = deadlines
         self._handlers: dict[str, Handler] = {}
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._transfers: list[Moving] = []
-        self.tasks = Tasks()  # that serve other nodes
+        self.tasks = Tasks()  # tasks that serve other nodes
         self._numbers = itertools.count(1)
         self._active_s = 0.0
-        self._in_use = asyncio.Event()  # bytes have been under way
 
     def handle(self, op: str, handler: Handler) -> None:
-        """Serves calls of `op` from any node; what the handler raises becomes the caller's PeerError."""
+        """Handles calls of `op` from any node. The caller gets the handler's exceptions as a PeerError."""
         self._handlers[op] = handler
 
     def serve(self, part: object) -> None:
-        """Handles calls with the methods of an object that are named `_on_<op>`."""
+        """Handles calls with an object's methods `_on_<op>`."""
         for name in dir(part):
             if name.startswith("_on_"):
                 self.handle(name.removeprefix("_on_"), getattr(part, name))
 
     async def call(self, node: int, op: str, *, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """One call, with the deadline that the catalogue of messages names, or another; raises PeerError."""
+        """Calls one node, and returns its answer. Raises PeerError.
+
+        Args:
+            node: the node's rank.
+            op: name of the message.
+            timeout_s: the deadline; None: the one in the catalogue of messages.
+            fields: the message's fields; objects with `to_json` are sent as its result.
+        """
         timeout_s = timeout_s or float(getattr(self.deadlines, deadline_of(op)))
-        message = {"op": op, **fields}
+        plain = {name: value.to_json() if hasattr(value, "to_json") else value for name, value in fields.items()}
+        message = {"op": op, **plain}
         try:
             serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
             answer = await within(timeout_s, serve)
@@ -85,33 +95,34 @@ class Peers:
         return answer
 
     async def call_all(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
-        """The same call to some nodes (None: all) at once; answers in their order.
+        """Calls some nodes (None: all) concurrently. Returns the answers in the order of the nodes.
 
         Raises:
-            PeerError: some node failed; names every one that did, after all have answered or run out of time.
+            PeerError: some calls failed; names every such node, once all calls have ended.
         """
         nodes = range(len(self.nodes)) if nodes is None else nodes
         return await all_of(self.call(node, op, **fields) for node in nodes)
 
     async def call_each(self, op: str, ranks: Mapping[int, list[int]], **fields: Any) -> list[dict[str, Any]]:
-        """A call to several nodes, each with its own `ranks`; answers in their order. Raises the first PeerError."""
-        calls = (self.call(node, op, ranks=own, **fields) for node, own in ranks.items())
-        return list(await asyncio.gather(*calls))
+        """As `call_all`, for a message with its own `ranks` for each node. Raises the first PeerError at once."""
+        return list(await asyncio.gather(*(self.call(node, op, ranks=own, **fields) for node, own in ranks.items())))
 
     async def pull(
         self, node: int, op: str, into: Iterable[memoryview], *,
         landed: Callable[[memoryview], None] | None = None, **fields: Any,
     ) -> None:  # fmt: skip
-        """Fills the ranges with what the node's handler of `op` pushes under the tag that it is given.
+        """Fills byte ranges with bytes that a node's handler of `op` pushes.
 
         Args:
-            node: who sends.
-            op: its handler must `push` ranges of the same lengths in the same order, to the caller, under `tag`.
+            node: the sending node.
+            op: a message with a field `tag`. Its handler must `push` ranges of the same lengths in the same order to
+                the caller, under this tag.
             into: writable ranges, none empty.
-            landed: given each range, in order, as soon as it is there; must be quick.
+            landed: called with each range, in order, once it has arrived. Must return quickly.
 
         Raises:
-            PeerError: refused, or nothing arrived in time. Bytes may yet arrive later: do not reuse the buffer.
+            PeerError: the node refused, or nothing arrived in time. Bytes may still arrive later, so the memory must
+                not be reused.
         """
         tag = self.new_tag()
         async with Tasks() as tasks:
@@ -120,33 +131,33 @@ class Peers:
             await receiving
 
     def push(self, node: int, tag: int, ranges: Iterable[memoryview]) -> None:
-        """Sends ranges in the background; a failure shows at the receiver's end."""
+        """Sends ranges in the background. If that fails, the receiver's wait times out."""
         self.tasks.start(self._push(node, tag, ranges))
 
     async def take(
         self, node: int, tag: int, into: Iterable[memoryview], landed: Callable[[memoryview], None] | None = None
     ) -> None:
-        """Receives ranges, a window at a time; raises PeerError when nothing moves in time."""
+        """Receives ranges, WINDOW at a time. Raises PeerError if nothing arrives in time."""
         await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
 
     def new_tag(self) -> int:
-        """A tag that no other node chooses too, and that this one has not chosen for long."""
+        """A tag that no other node chooses, and that this node reuses only after a long time."""
         return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
 
     def receive(self, node: int, tag: int, into: memoryview) -> Moving:
-        """Starts to receive one range; then wait for it with `moved`. Raises TransportError."""
+        """Starts to receive one range; `moved` waits for its end. Raises TransportError."""
         return self._start(self._transport.receive_range, node, tag, into)
 
     def send(self, node: int, tag: int, data: memoryview) -> Moving:
-        """Starts to send one range; then wait for it with `moved`. Raises TransportError."""
+        """Starts to send one range; `moved` waits for its end. Raises TransportError."""
         return self._start(self._transport.send_range, node, tag, data)
 
     async def moved(self, node: int, moving: Moving) -> None:
-        """Waits for a range to or from a node; raises PeerError when nothing moves in time."""
+        """Waits until a range has been sent or received. Raises PeerError if that takes longer than `stall_s`."""
         waiter = moving[1]
         if not waiter.done():
             self._look()
-        if not waiter.done():  # asyncio.wait_for would cost more than the copy of a piece
+        if not waiter.done():  # asyncio.wait_for takes longer than the copy of a piece
             alarm = asyncio.get_running_loop().call_later(self.deadlines.stall_s, self._stalled, node, waiter)
             try:
                 await asyncio.shield(waiter)
@@ -159,9 +170,9 @@ class Peers:
             waiter.set_exception(PeerError(f"node {self.nodes[node]}: no bytes moved for {self.deadlines.stall_s:g} s"))
 
     async def run(self) -> None:
-        """Serves the transport until cancelled, or until it breaks (then `broken` says why, and every call fails)."""
+        """Polls the transport until cancelled or until it fails. Then `broken` has the reason, and every call fails."""
         if self._transport.size == 1:
-            await self._in_use.wait()  # there is nothing to poll, unless this node sends itself something
+            return  # no other node can send anything
         while not self.broken:
             try:
                 moved = self._poll()
@@ -169,17 +180,17 @@ class Peers:
                 self._break(str(error))
                 break
             except Exception as error:
-                log.exception("a message that cannot be understood")
+                log.exception("malformed message of another agent")
                 self._break(f"{type(error).__name__}: {error}")
                 break
             if moved:
                 self._active_s = time.monotonic()
             idle_s = time.monotonic() - self._active_s
             spins = idle_s < (0.2 if self._transfers else 0.002)
-            await asyncio.sleep(0 if spins else min(IDLE_POLL_S, idle_s / 10))  # who calls waits a tenth longer
+            await asyncio.sleep(0 if spins else min(IDLE_POLL_S, idle_s / 10))  # adds at most a tenth to a call's time
 
     def _poll(self) -> bool:
-        """Takes what has arrived and completed; True when anything has."""
+        """Handles arrived messages and completed transfers. Returns whether there were any."""
         moved = False
         while (arrived := self._transport.receive()) is not None:
             moved = True
@@ -192,14 +203,14 @@ class Peers:
         return self._finish() or moved
 
     def _look(self) -> None:
-        """Whether bytes have moved meanwhile: costs less than the turn of the event loop that would tell."""
+        """Completes finished transfers now, which takes less time than to wait for the next turn of the event loop."""
         try:
             self._finish()
         except TransportError as error:
             self._break(str(error))
 
     def _finish(self) -> bool:
-        """Tells who waits for bytes that have moved; True when any have."""
+        """Completes the futures of finished transfers. Returns whether there were any."""
         done = self._transport.done([transfer for transfer, _ in self._transfers]) if self._transfers else []
         for _, waiter in [self._transfers[i] for i in done]:
             if not waiter.done():
@@ -222,16 +233,15 @@ class Peers:
         try:
             self._send(source, {"re": message.get("id"), **answer})
         except TransportError as error:
-            log.warning("answering %r of node %s: %s", message.get("op"), self.nodes[source], error)
+            log.warning("cannot answer %r of node %s: %s", message.get("op"), self.nodes[source], error)
 
     async def _serve(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        """The handler's answer, or {"error": why there is none}."""
+        """The handler's answer, or {"error": reason}."""
         handler = self._handlers.get(str(message.get("op")))
         if handler is None:
             return {"error": "unknown call"}
         try:
-            check(message, TO_NODE, BETWEEN, TO_LEADER)
-            return await handler(source, message) or {}
+            return await handler(source, **check(message, TO_NODE, BETWEEN, TO_LEADER)) or {}
         except (CheckpointError, OSError) as error:
             return {"error": str(error)}
         except Exception as error:
@@ -251,13 +261,13 @@ class Peers:
         try:
             await self._stream(node, lambda piece: self.send(node, tag, piece), ranges)
         except AgentError as error:
-            log.warning("sending to node %s: %s", self.nodes[node], error)
+            log.warning("cannot send bytes to node %s: %s", self.nodes[node], error)
 
     async def _stream(
         self, node: int, start: Callable[[memoryview], Moving], ranges: Iterable[memoryview],
         landed: Callable[[memoryview], None] | None = None,
     ) -> None:  # fmt: skip
-        """Starts the ranges in order, WINDOW at a time, until all are done."""
+        """Starts the ranges in order, at most WINDOW at a time. Returns when all have ended."""
         under_way: deque[tuple[memoryview, Moving]] = deque()
         count = itertools.count(1)
 
@@ -288,14 +298,13 @@ class Peers:
             raise TransportError(self.broken)
         moving = (begin(node, tag, data), asyncio.get_running_loop().create_future())
         self._transfers.append(moving)
-        self._in_use.set()
         return moving
 
     def _break(self, reason: str) -> None:
-        """The world is gone: whoever waits learns it now, not at its deadline."""
+        """Marks the world as unusable, and fails all waits at once instead of at their deadlines."""
         self.broken = self.broken or reason
         waiters: list[asyncio.Future[Any]] = [*self._replies.values(), *(waiter for _, waiter in self._transfers)]
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(TransportError(reason))
-                waiter.exception()  # marks it as seen: not every waiter is awaited any more
+                waiter.exception()  # marks it as retrieved, because not every waiter is awaited any more

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -69,14 +68,10 @@ class Transport(Protocol):
 
 
 class SoloTransport:
-    """A world of one node, which sends only to itself."""
+    """A world of one node, which has no other node to send to."""
 
     rank = 0
     size = 1
-
-    def __init__(self) -> None:
-        self._sent: dict[int, deque[_Loop]] = defaultdict(deque)  # by tag: ends that wait for their other end
-        self._wanted: dict[int, deque[_Loop]] = defaultdict(deque)
 
     def send(self, to: int, message: bytes) -> None:
         raise TransportError(f"message to node rank {to}: this world has one node")
@@ -85,45 +80,16 @@ class SoloTransport:
         return None
 
     def send_range(self, to: int, tag: int, data: memoryview) -> Transfer:
-        if to:
-            raise TransportError(f"bytes to node rank {to}: this world has one node")
-        return self._loop(tag, data, self._sent)
+        raise TransportError(f"bytes to node rank {to}: this world has one node")
 
     def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
-        if source:
-            raise TransportError(f"bytes from node rank {source}: this world has one node")
-        return self._loop(tag, into, self._wanted)
+        raise TransportError(f"bytes from node rank {source}: this world has one node")
 
     def done(self, transfers: Sequence[Any]) -> list[int]:
-        return [i for i, transfer in enumerate(transfers) if transfer.ended]
+        return []
 
     def close(self) -> None:
         return
-
-    def _loop(self, tag: int, data: memoryview, queue: dict[int, deque[_Loop]]) -> _Loop:
-        """Two ends that meet are completed at once, in the order in which they were added."""
-        transfer = _Loop(data)
-        queue[tag].append(transfer)
-        while (sent := self._sent[tag]) and (wanted := self._wanted[tag]):
-            if (end := wanted.popleft()).ended:
-                continue
-            start = sent.popleft()
-            end.data[:] = start.data
-            start.ended = end.ended = True
-        if not self._sent[tag] and not self._wanted[tag]:
-            del self._sent[tag], self._wanted[tag]
-        return transfer
-
-
-class _Loop:
-    """One end of a range that a node sends to itself."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-        self.ended = False
-
-    def cancel(self) -> None:
-        self.ended = True
 
 
 def load_mpi() -> Any:

@@ -66,8 +66,9 @@ class SaveLeader(Part):
             while (save := self._oldest_complete()) is not None:
                 await self._lead(save)
 
-    async def _on_sealed(self, source: int, message: dict[str, Any]) -> None:
-        step = message["step"]
+    async def _on_sealed(
+        self, source: int, step: int, nbytes: int, flush: bool, token_counts: list[Any], elapsed_s: float
+    ) -> None:
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
         if step <= self._dropped_up_to:
@@ -76,25 +77,24 @@ class SaveLeader(Part):
         if save is None:
             alarm = asyncio.get_running_loop().call_later(self._deadlines.seal_s, self._overdue, step)
             save = self._gathering[step] = Gathering(step=step, alarm=alarm)
-        save.since_s = min(save.since_s, time.monotonic() - message["elapsed_s"])
-        save.nodes[source] = message["nbytes"]
-        save.flush |= message["flush"]
-        for token, count, members in message["token_counts"]:
+        save.since_s = min(save.since_s, time.monotonic() - elapsed_s)
+        save.nodes[source] = nbytes
+        save.flush |= flush
+        for token, count, members in token_counts:
             save.tokens[token] += count
             save.members[token] = members
         if self._is_complete(save):
             self._complete.set()
 
-    async def _on_ask_drop(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_ask_drop(self, source: int, step: int, reason: str) -> None:
         """Answers at once, because the drop is sent back to the task that asks."""
-        step = message["step"]
         if step > self._committed:
-            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {message['reason']}"))
+            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {reason}"))
 
-    async def _on_ask_drop_up_to(self, source: int, message: dict[str, Any]) -> None:
-        self._dropped_up_to = max(self._dropped_up_to, message["step"])
-        for step in [step for step in self._gathering if step <= self._dropped_up_to]:
-            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: a rank had no agent"))
+    async def _on_ask_drop_up_to(self, source: int, step: int) -> None:
+        self._dropped_up_to = max(self._dropped_up_to, step)
+        for older in [older for older in self._gathering if older <= self._dropped_up_to]:
+            self._tasks.start(self._drop(older, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _is_complete(self, save: Gathering) -> bool:
         """Whether every training node has sealed it."""
@@ -125,12 +125,10 @@ class SaveLeader(Part):
         self._dropped = {step for step in self._dropped if step > save.step}  # older steps are refused anyway
         tiers = self._flush.wanted(save.step, save.flush)
         nbytes = sum(save.nodes.values())
-        fields = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(_since(save), 6)}
-        try:
-            await self._context.call_training("commit_save", **fields)
-        except PeerError as error:
-            self._listener.problem("commit not heard by every node", str(error), save.step)
-        log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), _since(save))
+        seconds = time.monotonic() - save.since_s
+        fields: dict[str, Any] = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
+        await self._try_all("commit not heard by every node", "commit_save", **fields)
+        log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
         if tiers:
             self._tasks.start(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
 
@@ -152,12 +150,6 @@ class SaveLeader(Part):
         if step not in self._dropped:
             self._dropped.add(step)
             self._listener.problem("save dropped", reason, step, failed="memory")
-        try:
-            fields = {"step": step, "reason": reason, "replicas_differ": replicas_differ}
-            await self._context.call_training("drop", **fields)
-        except PeerError as error:
-            self._listener.problem("drop not heard by every node", str(error), step)
-
-
-def _since(save: Gathering) -> float:
-    return time.monotonic() - save.since_s
+        await self._try_all(
+            "drop not heard by every node", "drop", step=step, reason=reason, replicas_differ=replicas_differ
+        )

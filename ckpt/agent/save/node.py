@@ -15,6 +15,7 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.node import ProtectNode
+from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.messages import OF_WORKER, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
@@ -161,10 +162,6 @@ class SaveNode(Part):
         self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
         return sum(self._memory_store.record(name).nbytes for name in names.values())
 
-    async def protect_newest(self) -> int:
-        """Makes the redundancy that a restored save lacks on this node. Returns the number of pieces made."""
-        return await self.protect.make(self.newest, keep=None) if self.newest else 0
-
     def _rank_of(self, client: Client) -> int:
         ranks = self._context.ranks(self._place.node_rank)
         if not 0 <= client.local_rank < len(ranks):
@@ -203,12 +200,10 @@ class SaveNode(Part):
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
-                elapsed_s = time.monotonic() - save.since_s
-                fields: dict[str, Any] = {
-                    "step": save.step, "nbytes": save.nbytes, "flush": save.flush, "elapsed_s": elapsed_s,
-                    "token_counts": token_counts,
-                }  # fmt: skip
-                await self._peers.call(0, "sealed", **fields)
+                await self._peers.call(
+                    0, "sealed", step=save.step, nbytes=save.nbytes, flush=save.flush, token_counts=token_counts,
+                    elapsed_s=time.monotonic() - save.since_s,
+                )  # fmt: skip
         except (CheckpointError, OSError) as error:
             await self._ask_drop(save, str(error))
 
@@ -221,31 +216,36 @@ class SaveNode(Part):
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
 
-    async def _on_protect(self, source: int, message: dict[str, Any]) -> None:
-        save = self._in_flight.get(message["step"])
+    async def _on_protect(self, source: int, step: int) -> None:
+        save = self._in_flight.get(step)
         if save is None:
-            raise AgentError(f"step {message['step']} was dropped here")
-        kept = {self._context.save_id(save.step), *([self.newest] if self.newest else [])}
+            raise AgentError(f"step {step} was dropped here")
+        kept = {self._context.save_id(step), *([self.newest] if self.newest else [])}
         keep = None if self.newest is None and self._place.generation else kept
         try:
-            await save.tasks.hold(self.protect.make(self._context.save_id(save.step), keep))
+            await save.tasks.hold(self.protect.make(self._context.save_id(step), keep))
         except asyncio.CancelledError:
-            raise AgentError(f"step {save.step} was dropped meanwhile") from None
+            raise AgentError(f"step {step} was dropped meanwhile") from None
         save.promised = True
 
-    async def _on_commit_save(self, source: int, message: dict[str, Any]) -> None:
-        save = self._in_flight.pop(message["step"], None)
+    async def _on_protect_restored(
+        self, source: int, placement: list[Any] | None, alone: list[int] | None
+    ) -> dict[str, Any]:
+        moved = Placement.from_json(placement) if placement else None
+        return {"made": await self.protect.make(self.newest, None, moved, alone) if self.newest else 0}
+
+    async def _on_commit_save(self, source: int, step: int, tiers: list[str], nbytes: int, seconds: float) -> None:
+        save = self._in_flight.pop(step, None)
         if save is None:
-            raise AgentError(f"step {message['step']} was dropped here")
-        self.newest = self._context.save_id(save.step)
-        if message["tiers"]:
-            self.pinned[save.step] = Pin(save=self.newest, names=save.names, tiers=set(message["tiers"]))
-        size_and_time = {"bytes": message["nbytes"], "seconds": message["seconds"]}
-        self._listener.to_workers("committed", step=save.step, pinned=bool(message["tiers"]), **size_and_time)
-        self._listener.to_monitors("commit", tier="memory", step=save.step, **size_and_time)
+            raise AgentError(f"step {step} was dropped here")
+        self.newest = self._context.save_id(step)
+        if tiers:
+            self.pinned[step] = Pin(save=self.newest, names=save.names, tiers=set(tiers))
+        self._listener.to_workers("committed", step=step, pinned=bool(tiers), bytes=nbytes, seconds=seconds)
+        self._listener.to_monitors("commit", tier="memory", step=step, bytes=nbytes, seconds=seconds)
         await save.tasks.cancel()
-        for older in [step for step in self._in_flight if step < save.step]:  # their outcome will not arrive any more
-            await self._drop(older, f"step {save.step} has committed, and nothing was heard of this one's commit")
+        for older in [older for older in self._in_flight if older < step]:  # their outcome will not arrive any more
+            await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")
         self._tidy()
         await self._tell_waiters()
 
@@ -260,8 +260,8 @@ class SaveNode(Part):
         left = {record.save for record in self._memory_store.shards().values()} | self.protect.saves()
         forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
-    async def _on_drop(self, source: int, message: dict[str, Any]) -> None:
-        await self._drop(message["step"], message["reason"], replicas_differ=message["replicas_differ"])
+    async def _on_drop(self, source: int, step: int, reason: str, replicas_differ: bool) -> None:
+        await self._drop(step, reason, replicas_differ=replicas_differ)
 
     async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
         """Ends all work on a save, then tells the workers. From then on nothing here reads their slots."""

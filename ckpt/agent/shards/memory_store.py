@@ -264,6 +264,10 @@ class MemoryStore(Store[ShardRecord]):
             key=lambda name: (name not in self._verified, kind_of(name) != OWN, name),
         )
 
+    async def verify_any(self, save: SaveId, rank: int) -> bool:
+        """Whether some shard of a rank is here and verifies. Drops those that do not."""
+        return any([await self.verify(name) for name in self.find(save, rank)])
+
     def file_bytes(self, *kinds: str) -> int:
         """The memory of all files of these kinds, with or without a record."""
         with os.scandir(self.ram_dir) as files:

@@ -24,7 +24,7 @@ class Exchange:
 
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of another node's shard. Raises PeerError."""
-        answer = await self._peers.call(node, "record", save=save.to_json(), rank=rank)
+        answer = await self._peers.call(node, "record", save=save, rank=rank)
         record = ShardRecord.from_json(answer["record"])
         if (record.save, record.rank) != (save, rank):
             got = f"rank {record.rank} of {record.save}"
@@ -41,7 +41,7 @@ class Exchange:
         """
         await self._peers.pull(
             node, "shard_bytes", into, landed=landed,
-            save=record.save.to_json(), rank=record.rank, blocks=None if blocks is None else list(blocks),
+            save=record.save, rank=record.rank, blocks=None if blocks is None else list(blocks),
         )  # fmt: skip
 
     async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
@@ -65,23 +65,21 @@ class Exchange:
         self._memory_store.publish(name, record)
         return record
 
-    async def _on_record(self, source: int, message: dict[str, Any]) -> dict[str, Any]:
-        record = self._find(message)[0]
-        return {"record": record.to_json()}
+    async def _on_record(self, source: int, save: SaveId, rank: int) -> dict[str, Any]:
+        return {"record": self._find(save, rank)[0].to_json()}
 
-    async def _on_shard_bytes(self, source: int, message: dict[str, Any]) -> None:
-        record, ranges = self._find(message)
-        nbytes, blocks = record.layout.nbytes, message["blocks"]
-        if blocks is not None and not all(type(b) is int and 0 <= b < block_count(nbytes) for b in blocks):
-            raise AgentError(f"rank {record.rank}: blocks outside the shard's {block_count(nbytes)} asked for")
-        self._peers.push(source, message["tag"], ranges(blocks))
+    async def _on_shard_bytes(self, source: int, save: SaveId, rank: int, blocks: list[int] | None, tag: int) -> None:
+        record, ranges = self._find(save, rank)
+        count = block_count(record.nbytes)
+        if blocks is not None and not all(type(block) is int and 0 <= block < count for block in blocks):
+            raise AgentError(f"rank {rank}: blocks outside the shard's {count} asked for")
+        self._peers.push(source, tag, ranges(blocks))
 
-    def _find(self, message: dict[str, Any]) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
+    def _find(self, save: SaveId, rank: int) -> tuple[ShardRecord, Callable[[Any], Iterable[memoryview]]]:
         """A shard's record, and a function that gives its blocks: from memory, else from this node's disk."""
-        save, rank = SaveId.from_json(message["save"]), message["rank"]
         if names := self._memory_store.find(save, rank):
             record = self._memory_store.record(names[0])
-            nbytes = record.layout.nbytes
-            return record, lambda blocks: block_ranges(self._memory_store.bytes_of(names[0], nbytes), blocks)
+            bytes_of = self._memory_store.bytes_of
+            return record, lambda blocks: block_ranges(bytes_of(names[0], record.nbytes), blocks)
         on_disk = self._node_disk.shard(save, rank)
         return on_disk.record, on_disk.blocks

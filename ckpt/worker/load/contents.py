@@ -74,14 +74,28 @@ def contents_of(saved: SavedStep, rank: int) -> Contents:
         ConfigError: there is no such rank.
         CorruptError: a value names a class that this process has not imported.
     """
-    if not 0 <= rank < saved.world_size:
-        raise ConfigError(f"step {saved.step}: no rank {rank}; it was saved by {saved.world_size} ranks")
-    tree = saved.record(rank).layout.tree
-    state = _of_dcp(saved, rank) if tag_of(tree) == DCP else _of_tree(saved, rank, tree)
+    state, mappings = stored_state(saved, rank)
+    if mappings is not None:
+        from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+        state = unflatten_state_dict(state, {name: (name,) for name in state} | mappings)
     return Contents(step=saved.step, world_size=saved.world_size, rank=rank, state=state)
 
 
-def _of_tree(saved: SavedStep, rank: int, tree: Any) -> Any:
+def stored_state(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The state of a saved rank, with a StoredTensor for each tensor and array; and None.
+
+    For a step that was saved through torch's DCP: the flat state of all ranks, and torch's mappings from name to path.
+
+    Raises:
+        ConfigError: there is no such rank.
+        CorruptError: a value names a class that this process has not imported.
+    """
+    if not 0 <= rank < saved.world_size:
+        raise ConfigError(f"step {saved.step}: no rank {rank}; it was saved by {saved.world_size} ranks")
+    tree = saved.record(rank).layout.tree
+    if tag_of(tree) == DCP:
+        return _of_dcp(saved, rank)
     tensors = TensorReads(saved, rank)
 
     def resolve(tag: str, content: Any) -> Any:
@@ -91,13 +105,11 @@ def _of_tree(saved: SavedStep, rank: int, tree: Any) -> Any:
             raise CorruptError(f"step {saved.step}: unknown tag {tag!r:.40}")
         return StoredTensor(tensors, saved, {tag: content})
 
-    return decode(tree, resolve)
+    return decode(tree, resolve), None
 
 
-def _of_dcp(saved: SavedStep, rank: int) -> Any:
+def _of_dcp(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The combined state of all ranks, because torch's planner stores a replica on only one of its ranks."""
-    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
-
     tensors = TensorReads(saved, rank, everywhere=True)
     flat: dict[str, Any] = {}
     mappings: dict[str, Any] = {}
@@ -108,4 +120,4 @@ def _of_dcp(saved: SavedStep, rank: int) -> Any:
         for chunk in record.layout.chunks:
             if chunk.key not in flat:
                 flat[chunk.key] = StoredTensor(tensors, saved, {DTENSOR: chunk.key})
-    return unflatten_state_dict(flat, {name: (name,) for name in flat} | mappings)
+    return flat, mappings

@@ -77,7 +77,8 @@ class TensorReads:
         as_array = isinstance(target, np.ndarray)
         for part, _, (rank, chunk) in parts:
             into = target[(*part.within(wanted), ...)]
-            flat = flat_bytes(into) if part == chunk_box(chunk) else None
+            is_copy = part == chunk_box(chunk) and dtype_name(into.dtype) == chunk.dtype
+            flat = flat_bytes(into) if is_copy else None
             (check_array_dtype if as_array else torch_dtype)(chunk)
             put = partial(np.copyto, into) if as_array else into.copy_
             self.reads.append(Read(rank=rank, chunk=chunk, part=part, target=put, flat=flat, as_array=as_array))

@@ -50,6 +50,16 @@ class Read:
         return self.chunk.nbytes // elements if elements else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Where the agent says that a shard can be read."""
+
+    path: str
+    base: int  # the shard's first byte in the file
+    record: ShardRecord
+    whole: bool  # whether all of it is there, whatever blocks were asked for
+
+
 class SavedStep:
     """A step that the agents have agreed to restore. It gives its shards' records and bytes."""
 
@@ -78,11 +88,15 @@ class SavedStep:
         self._threads = threads
         self._mapped = mapped
         self._records: dict[int, ShardRecord] = {}
+        self._offers: dict[int, Offer] = {}  # whole shards that came with a record, each to be read once
 
     def record(self, rank: int) -> ShardRecord:
         """The record of a saved rank's shard. Its bytes are not fetched."""
         if rank not in self._records:
-            self._records[rank] = self._open(rank, [])[2]
+            offer = self._open(rank, [])
+            self._records[rank] = offer.record
+            if offer.whole:
+                self._offers[rank] = offer
         return self._records[rank]
 
     def records(self, first: int) -> Iterator[ShardRecord]:
@@ -116,10 +130,11 @@ class SavedStep:
             return
         everything = self._is_all(rank, blocks)
         for _ in range(_TRIES):
-            path, base, record = self._open(rank, None if everything else blocks)
-            data = None if base else self._mapped(path, record.layout.nbytes)
+            offer = self._offers.pop(rank, None) or self._open(rank, None if everything else blocks)
+            path, record = offer.path, offer.record
+            data = None if offer.base else self._mapped(path, record.layout.nbytes)
             if data is None:
-                data = _map(path, base, record.layout.nbytes)
+                data = _map(path, offer.base, record.layout.nbytes)
             regions = [Region(start=read.chunk.start, target=read.flat) for read in wanted if read.flat is not None]
             damaged = blocks if data is None else copy_verified(data, record.blocks, blocks, regions, self._threads)
             if not damaged and data is not None:
@@ -152,7 +167,7 @@ class SavedStep:
         read.target(whole[read.part.within(chunk_box(chunk))])
         self.bytes_read += read.part.elements * read.itemsize
 
-    def _open(self, rank: int, blocks: list[int] | None) -> tuple[str, int, ShardRecord]:
+    def _open(self, rank: int, blocks: list[int] | None) -> Offer:
         try:
             reply = self._agent.request("open", timeout_s=self._open_s, step=self.step, rank=rank, blocks=blocks)
         except AgentError as error:
@@ -169,7 +184,8 @@ class SavedStep:
             raise CorruptError(
                 f"step {self.step}: the shard offered for rank {rank} is of rank {record.rank}, {record.save}"
             )
-        return str(reply["path"]), int(reply["base"]), record
+        whole = bool(reply["whole"])
+        return Offer(path=str(reply["path"]), base=int(reply["base"]), record=record, whole=whole)
 
 
 def _by_rank(reads: Iterable[Read]) -> dict[int, list[Read]]:

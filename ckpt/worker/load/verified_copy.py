@@ -13,10 +13,9 @@ import xxhash
 
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.native.memcpy import copy_bytes
-from ckpt.native.pages import populate_for_reading
 
 # Small enough to stay in a core's cache between the copy and the checksum. Both release the GIL. With smaller pieces,
-# taking it again costs more than the cache gains.
+# taking it again costs more than the cache gains. What holds it is kept short, because all threads wait for it.
 _PIECE_BYTES = 512 << 10
 
 
@@ -45,25 +44,25 @@ def copy_verified(
     """
     if len(expected) != block_count(len(data)):
         return list(blocks) or [0]
-    source = np.frombuffer(data, np.uint8)
-    address = source.ctypes.data
-    ordered = sorted((region for region in regions if region.target.size), key=lambda region: region.start)
-    starts = [region.start for region in ordered]
+    source = np.frombuffer(data, np.uint8).ctypes.data
+    # of each region: its first byte, one past its last, and its target's address less the first byte
+    spans = sorted((r.start, r.start + r.target.size, r.target.ctypes.data - r.start) for r in regions if r.target.size)
+    starts = [start for start, _, _ in spans]
 
     def copy_piece(first: int, last: int) -> None:
-        for region in ordered[max(0, bisect.bisect_right(starts, first) - 1) : bisect.bisect_left(starts, last)]:
-            low, high = max(first, region.start), min(last, region.start + region.target.size)
+        near = spans[max(0, bisect.bisect_right(starts, first) - 1) : bisect.bisect_left(starts, last)]
+        for start, end, target in near:
+            low, high = max(first, start), min(last, end)
             if low < high:
-                copy_bytes(region.target.ctypes.data + low - region.start, address + low, high - low)
+                copy_bytes(target + low, source + low, high - low)
 
     def is_damaged(block: int) -> bool:
         end = min(len(data), (block + 1) * BLOCK_BYTES)
-        populate_for_reading(address + block * BLOCK_BYTES, end - block * BLOCK_BYTES)
         state = xxhash.xxh3_128()
         for first in range(block * BLOCK_BYTES, end, _PIECE_BYTES):
             last = min(end, first + _PIECE_BYTES)
             copy_piece(first, last)
-            state.update(source[first:last].data)
+            state.update(data[first:last])
         return state.hexdigest() != expected[block]
 
     if threads == 1 or len(blocks) < 2:

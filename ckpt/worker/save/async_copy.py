@@ -19,7 +19,7 @@ from typing import Any
 
 from ckpt.errors import CopyError
 from ckpt.worker.lazy_torch import torch
-from ckpt.worker.save.cuda import CopyMark, Device
+from ckpt.worker.save.cuda import CopyMark, Cuda
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Copies:
 class Overlap:
     """Starts copies, and delays every optimizer's step until the copies started before it are complete."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Cuda) -> None:
         self._device = device
         self._hook: Any = None
         self._running: list[Copies] = []

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckpt.errors import StateError
-from ckpt.format.boxes import Box
 from ckpt.format.json_values import Path, encode, name_of, unsupported
 from ckpt.format.rank_grid import Spread
 from ckpt.worker.lazy_torch import is_dtensor, is_module, is_optimizer, is_tensor
 from ckpt.worker.placement import Group, parts_of, replicas_of, spread_of
+from ckpt.worker.save.piece import Piece
 from ckpt.worker.save.replicas import Proofs, World
 from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TENSOR, Local, check_tensor, is_stateful, local_part, waited
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A tensor on any device, or an array, to stage, and its box in the whole tensor."""
+class Leaf(NamedTuple):
+    """A tensor or array of a state."""
 
     key: str
-    data: Local
-    number: int = 0  # number of its value in the state
-    index: tuple[Any, ...] = (...,)  # index of the data in the value's local tensor
-    shape: tuple[int, ...]
-    box: Box
-    spread: Spread | None = None  # the ranks over which the tensor is distributed; None if it is this rank's alone
-    group: Group | None = None  # the ranks that hold this same box
+    value: Any
+    group: Group | None  # of a plain tensor: the ranks that hold an equal tensor
+    signature: tuple[Any, ...]  # all that the layout depends on, except key and group
 
 
 @dataclass(kw_only=True)
 class FlatState:
+    """A tree of values, and the tensors and arrays in the order in which the tree was walked."""
+
     tree: Any
-    values: list[Any]  # in the order in which the tree was walked
-    signature: list[tuple[Any, ...]]  # all that the layout depends on, one entry per value
-    keys: list[str]
-    groups: list[Group | None]  # of plain tensors: the ranks that hold an equal tensor
+    leaves: list[Leaf]
     optimizers: list[Any]  # those of torch
+
+    @property
+    def signature(self) -> list[tuple[Any, ...]]:
+        """All that the layout depends on."""
+        return [(leaf.key, leaf.group, *leaf.signature) for leaf in self.leaves]
 
     def tensors(self) -> list[Local]:
         """This rank's data of every tensor."""
-        return [local_part(value) for value in self.values]
+        return [local_part(leaf.value) for leaf in self.leaves]
 
     def stepped(self) -> set[tuple[int, int]]:
         """The address and size of every tensor that changes only in an optimizer's step: parameters and optimizer
@@ -56,21 +55,18 @@ class FlatState:
             found |= {place_of(local_part(value)) for value in (*kept, *parameters) if is_tensor(value)}
         return found
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> Iterator[Piece]:
         """The tensors as boxes of whole tensors. Most tensors are one box, some several, some none."""
-        return list(chain.from_iterable(map(self._pieces, range(len(self.values)))))
-
-    def _pieces(self, number: int) -> Iterator[Piece]:
-        key, value, group = self.keys[number], self.values[number], self.groups[number]
-        spread = None if group is None else Spread(shape=(len(group),), ranks=group, splits=(None,))
-        if is_dtensor(value):
-            spread, group = spread_of(value), replicas_of(value)
-        local, shape = local_part(value), tuple(value.shape)
-        for part in parts_of(value, (key,)):
-            yield Piece(
-                key=key, data=local[part.index], number=number, index=part.index, shape=shape, box=part.box,
-                spread=spread, group=group,
-            )  # fmt: skip
+        for number, (key, value, group, _) in enumerate(self.leaves):
+            spread = None if group is None else Spread(shape=(len(group),), ranks=group, splits=(None,))
+            if is_dtensor(value):
+                spread, group = spread_of(value), replicas_of(value)
+            local, shape = local_part(value), tuple(value.shape)
+            for part in parts_of(value, (key,)):
+                yield Piece(
+                    key=key, data=local[part.index], number=number, index=part.index, shape=shape, box=part.box,
+                    spread=spread, group=group,
+                )  # fmt: skip
 
 
 def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
@@ -88,29 +84,17 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
         tree = encode(state, (), walk.extend)
     except RecursionError:
         raise StateError("state: nested too deeply, or it contains itself") from None
-    if len(set(walk.keys)) != len(walk.keys):
-        doubles = sorted({key for key in walk.keys if walk.keys.count(key) > 1})
-        raise StateError(
-            f"state: two tensors under one key {doubles[0]!r}; an integer key and its text count as the same key"
-        )
-    return FlatState(
-        tree=tree,
-        values=walk.values,
-        signature=walk.signature,
-        keys=walk.keys,
-        groups=walk.groups,
-        optimizers=walk.optimizers,
-    )
+    key, count = Counter(leaf.key for leaf in walk.leaves).most_common(1)[0] if walk.leaves else ("", 0)
+    if count > 1:
+        raise StateError(f"state: two tensors under one key {key!r}; an integer key and its text count as the same key")
+    return FlatState(tree=tree, leaves=walk.leaves, optimizers=walk.optimizers)
 
 
 class _Walk:
     """Collects the tensors of a state while its values are encoded."""
 
     def __init__(self, state: dict[str, Any], world: World) -> None:
-        self.values: list[Any] = []
-        self.keys: list[str] = []
-        self.signature: list[tuple[Any, ...]] = []
-        self.groups: list[Group | None] = []
+        self.leaves: list[Leaf] = []
         self.optimizers: list[Any] = []
         self._world = world
         self._proofs = Proofs(state, world)
@@ -153,25 +137,17 @@ class _Walk:
         check_tensor(value, path)
         key = key_of(path)
         if is_dtensor(value):
-            self._add(key, value, (key, value.dtype, value._local_tensor.shape, value._spec), None)
+            self.leaves.append(Leaf(key, value, None, (value.dtype, value._local_tensor.shape, value._spec)))
             return {DTENSOR: key}
-        group = self._group(key, value)
-        self._add(key, value, (key, value.dtype, value.shape, group), group)
+        self.leaves.append(Leaf(key, value, self._group(key, value), (value.dtype, value.shape)))
         return {TENSOR: key}
 
     def _array(self, value: np.ndarray, path: Path) -> Any:
         check_tensor(value, path)
         key = key_of(path)
         native = np.asarray(value, value.dtype.newbyteorder("="))
-        group = self._group(key, native)
-        self._add(key, native, (key, native.dtype, native.shape, group), group)
+        self.leaves.append(Leaf(key, native, self._group(key, native), (native.dtype, native.shape)))
         return {ARRAY: key}
-
-    def _add(self, key: str, value: Any, signature: tuple[Any, ...], group: Group | None) -> None:
-        self.values.append(value)
-        self.groups.append(group)
-        self.keys.append(key)
-        self.signature.append(signature)
 
 
 def key_of(path: Path) -> str:

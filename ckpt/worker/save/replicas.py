@@ -31,7 +31,8 @@ from ckpt.format.boxes import Box
 from ckpt.format.checksums import checksum
 from ckpt.worker.lazy_torch import in_use, is_module, is_optimizer, torch
 from ckpt.worker.placement import Group, as_group
-from ckpt.worker.tensors import Local
+from ckpt.worker.save.piece import Piece
+from ckpt.worker.tensors import Local, dtype_name
 
 SMALL_BYTES = 16 << 10
 
@@ -125,22 +126,11 @@ class Share:
         return Box(tuple(offsets), tuple(sizes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replica:
-    """A local tensor that is equal on all ranks of a group."""
-
-    group: Group
-    key: str
-    dtype: str
-    box: Box
-    nbytes: int
-
-
-def share_out(replicas: dict[int, Replica], rank: int) -> tuple[dict[int, Share], dict[str, int]]:
+def share_out(replicas: dict[int, Piece], rank: int) -> tuple[dict[int, Share], dict[str, int]]:
     """Divides the tensors of each group among its members.
 
     Args:
-        replicas: by any number, which the returned shares use too; in the order of the state.
+        replicas: pieces with a group, by any number, which the returned shares use too; in the order of the state.
         rank: this rank.
 
     Returns:
@@ -149,18 +139,19 @@ def share_out(replicas: dict[int, Replica], rank: int) -> tuple[dict[int, Share]
     """
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, replica in replicas.items():
-        if replica.nbytes >= SMALL_BYTES and rank in replica.group:
+        if replica.group and replica.nbytes >= SMALL_BYTES and rank in replica.group:
             groups[tuple(replica.group)].append(number)
     shares: dict[int, Share] = {}
     tokens: dict[str, int] = {}
     for ranks, numbers in groups.items():
         shares |= _cut({number: replicas[number] for number in numbers}, ranks.index(rank), len(ranks))
-        rows = [(r.key, r.dtype, r.box.offsets, r.box.sizes) for r in map(replicas.__getitem__, numbers)]
+        pieces = map(replicas.__getitem__, numbers)
+        rows = [(piece.key, dtype_name(piece.data.dtype), piece.box.offsets, piece.box.sizes) for piece in pieces]
         tokens[checksum(dump_json({"ranks": ranks, "tensors": rows}))] = len(ranks)
     return shares, tokens
 
 
-def _cut(replicas: dict[int, Replica], member: int, members: int) -> dict[int, Share]:
+def _cut(replicas: dict[int, Piece], member: int, members: int) -> dict[int, Share]:
     total = sum(replica.nbytes for replica in replicas.values())
     low, high = (total * m // members for m in (member, member + 1))
     shares, start = {}, 0

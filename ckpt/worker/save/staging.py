@@ -14,16 +14,17 @@ from ckpt.memory.arena import Slot
 from ckpt.native.memcpy import Move, ParallelCopy
 from ckpt.worker.lazy_torch import no_grad, torch
 from ckpt.worker.save.async_copy import Copies, CopyJob, Overlap
-from ckpt.worker.save.cuda import Cuda, Device
-from ckpt.worker.save.flatten import FlatState, Piece, place_of
-from ckpt.worker.save.replicas import Replica, Share, share_out
+from ckpt.worker.save.cuda import Cuda
+from ckpt.worker.save.flatten import FlatState, place_of
+from ckpt.worker.save.piece import Piece
+from ckpt.worker.save.replicas import Share, share_out
 from ckpt.worker.tensors import Local, dtype_name, lies_flat, view_array, view_bytes
 
 
 class Stager:
     """Copies pieces into slots. Layout and mapped views are reused as long as the state keeps its structure."""
 
-    def __init__(self, rank: int = 0, threads: int = 1, device: Device | None = None) -> None:
+    def __init__(self, rank: int = 0, threads: int = 1, device: Cuda | None = None) -> None:
         """`threads`: number of threads that copy; `device`: the accelerator, by default CUDA."""
         self._copies = ParallelCopy(threads)
         self.tokens: dict[str, int] = {}  # of the plan's groups of replicas; see ckpt.worker.save.replicas
@@ -51,14 +52,14 @@ class Stager:
 
         Returns the number of bytes of the shard.
         """
-        if state.signature != self._signature:
-            pieces = state.pieces()
-            replicas = {number: _replica(piece) for number, piece in enumerate(pieces) if piece.group is not None}
+        if (signature := state.signature) != self._signature:
+            pieces = list(state.pieces())
+            replicas = {number: piece for number, piece in enumerate(pieces) if piece.group is not None}
             self._shares, self.tokens = share_out(replicas if self._sharing else {}, self._rank)
             self._lay_out(pieces)
-            whole = [piece.number for piece in pieces if piece.index == (...,)] == list(range(len(state.values)))
+            whole = [piece.number for piece in pieces if piece.index == (...,)] == list(range(len(state.leaves)))
             self._cuts = None if whole else [(piece.number, piece.index) for piece in pieces]
-            self._signature = state.signature
+            self._signature = signature
         return self._nbytes
 
     def plan_pieces(self, pieces: list[Piece]) -> int:
@@ -198,10 +199,3 @@ class Stager:
 
 def _address(data: Local) -> int:
     return data.ctypes.data if isinstance(data, np.ndarray) else data.data_ptr()
-
-
-def _replica(piece: Piece) -> Replica:
-    nbytes = piece.box.elements * piece.data.dtype.itemsize
-    return Replica(
-        group=piece.group or (), key=piece.key, dtype=dtype_name(piece.data.dtype), box=piece.box, nbytes=nbytes
-    )

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ckpt.config import CheckpointConfig, Place
+from ckpt.config import CheckpointConfig, Place, environment_of
 from ckpt.errors import ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, durable_write, private_directory
 from ckpt.format.file_lock import locked
@@ -101,16 +100,7 @@ def start_agents(
     argv: Sequence[str], place: Place, config: CheckpointConfig, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the agents of a place with an environment, to which it adds the variables that a launcher would set."""
-    variables = {
-        "HOLDFAST_RUN_ID": place.run_id,
-        "HOLDFAST_ATTEMPT": str(place.attempt),
-        "HOLDFAST_NODES": ",".join(place.nodes),
-        "HOLDFAST_RANKS_PER_NODE": str(place.ranks_per_node),
-        "HOLDFAST_RAM_DIR": str(place.ram_dir),
-        "HOLDFAST_RUN_PID": str(os.getpid()),
-        "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
-        **({"HOLDFAST_NODE": place.node} if len(place.nodes) == 1 else {}),
-    }
+    variables = {**environment_of(place, config), "HOLDFAST_RUN_PID": str(os.getpid())}
     with open(place.ram_dir / LOG, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as log:
         return subprocess.Popen(
             argv, env={**env, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
