@@ -11,7 +11,8 @@
 # make simulate N=1000000 SEED=0   bad days of simulated jobs, on all cores; a table, and each failure explained
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
-# make bench  the benchmarks; each prints a table
+# make bench  the benchmarks; each prints a table. PEERS_PYTHON names the interpreter of an environment with ft_launcher
+#             and torchft: see benchmarks/recovery_peers.py
 # make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
 # make release   the sdist and, from it, the wheel into dist/, checked; tags the commit with the version
 # make man    the pages of the manual, from the command line's own help, into build/man
@@ -39,8 +40,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
-# Most tests wait for processes to start, to die, to be noticed: three at a time serve two cores well.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Most tests wait for processes to start, to die, to be noticed: four at a time serve two cores well. Those of the fault
+# suite and of fuzz compute more.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 4 $(BY_FILE)
 CONSTRAINTS = -c $(VENV)/constraints.txt
 
 AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
@@ -53,16 +56,18 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile check --timeout 10 \
 		-m 'not processes and not slurm and not faults and not provision' --no-processes $(PYTEST_FLAGS)
 
+# The tests start hundreds of Pythons, many as users that may not write beside the sources: these are compiled once.
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
+	@$(BIN)/python -m compileall -q holdfast slurm lifecycle ckpt launcher
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults and not provision' $(PYTEST_FLAGS)
 
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m pytest $(PARALLEL) -m faults $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest -n 3 $(BY_FILE) -m faults $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile fuzz -m 'hypothesis and not slurm and not faults' \
+	@$(BIN)/python -m pytest -n 3 $(BY_FILE) --hypothesis-profile fuzz -m 'hypothesis and not slurm and not faults' \
 		--timeout 1800 $(PYTEST_FLAGS)
 
 N ?= 100000
@@ -124,6 +129,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/holdfast ckpt bench
 	@$(BIN)/python benchmarks/load.py
 	@$(BIN)/python benchmarks/recovery.py
+	@$(BIN)/python benchmarks/recovery_peers.py $(if $(PEERS_PYTHON),--python $(PEERS_PYTHON))
 	@$(BIN)/python benchmarks/recovery_phases.py --nodes 3 4
 	@$(BIN)/python benchmarks/redundancy.py
 	@$(BIN)/python benchmarks/reshard.py

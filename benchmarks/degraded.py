@@ -1,10 +1,11 @@
-"""Seconds of a load into fewer nodes while a lost shard is made again from parity: with and without reading ahead.
+"""Seconds of a load into fewer nodes while a lost shard is rebuilt from parity, with and without prefetch.
 
     python benchmarks/degraded.py [--json] [--mib 128] [--rounds 3]
 
-Four nodes save over real agents under one mpirun on this machine, the second is lost, and the three left load as three
-ranks, each the shard of the saved rank of its number: one of a lost node, one that another node holds, one of its own.
-From the agents' start, once all of them listen, to the last byte copied and verified; the best round counts.
+Four nodes, each a real agent under one mpirun on this machine, save a step. The second node is lost. The other three
+nodes load as ranks 0 to 2, and rank r loads the shard of saved rank r. So one shard is on its own node, one is rebuilt,
+and one comes from another node. The time is from the moment at which all agents listen until the last byte is copied
+and verified. The result is that of the best round.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WAIT_S = 120.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
-    parser.add_argument("--mib", type=int, default=128, help="of each rank's shard")
+    parser.add_argument("--mib", type=int, default=128, help="size of each rank's shard")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def measure(section: dict[str, object], nbytes: int, rounds: int) -> tuple[float, float]:
-    """The best of some rounds, reading ahead and not, in turn."""
+    """The best rounds with and without prefetch. The two kinds of rounds alternate."""
     best = {True: float("inf"), False: float("inf")}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as folder:
         root = Path(folder)
@@ -73,12 +74,12 @@ def measure(section: dict[str, object], nbytes: int, rounds: int) -> tuple[float
                     done.result()
                 best[i % 2 == 0] = min(best[i % 2 == 0], time.perf_counter() - since_s)
             for path in [path for node in "acd" for path in (root / node).iterdir() if path.name not in saved]:
-                path.unlink()  # what was made again: the next round finds the same loss
+                path.unlink()  # remove the rebuilt shard, so that the next round starts from the same loss
     return best[True], best[False]
 
 
 def load(worker: AgentClient, rank: int, ahead: bool) -> None:
-    """As a Checkpointer's load asks for it."""
+    """Loads as Checkpointer.load does."""
     if ahead and (step := worker.request("foreseen", timeout_s=WAIT_S)["step"]):
         worker.send("ahead", step=step, wants=[[rank, None]])
     worker.request("plan", timeout_s=WAIT_S)

@@ -1,9 +1,9 @@
-"""The loss of a job that is resized in mid-training beside that of a job of one node: two real runs.
+"""Compares the loss of a job that is resized during training with that of a job on one node, in two real runs.
 
     python benchmarks/elastic_loss.py [--sizes 2 4 2 3] [--between STEPS] [--plot FILE.svg] [--json]
 
-Both run on the local cluster and see the same samples at each step. What differs is the order in which gradients are
-summed up, so their losses are the same but for rounding.
+Both jobs run on the local cluster and see the same samples at each step. Only the order in which gradients are summed
+differs, so the losses differ only by rounding.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from elastic_run import fixed_run, resized_run, surviving_history  # noqa: E402 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 2, 3], help="nodes, one size after the other")
-    parser.add_argument("--between", type=int, default=100, help="steps at each size, at least")
-    parser.add_argument("--double", action="store_true", help="64-bit floats")
-    parser.add_argument("--plot", type=Path, help="an SVG file to draw both curves to")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 2, 3], help="numbers of nodes, in turn")
+    parser.add_argument("--between", type=int, default=100, help="least number of steps at each size")
+    parser.add_argument("--double", action="store_true", help="train with 64-bit floats")
+    parser.add_argument("--plot", type=Path, help="SVG file for both curves")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,18 @@
-"""Useful throughput on a cluster that others use as well: an elastic job beside jobs of fixed size, simulated.
+"""Simulates the throughput of an elastic job and of jobs of fixed size on a cluster that other users share.
 
     python benchmarks/elastic_throughput.py [--days 7] [--costs FILE.json] [--plot FILE.svg]
 
-A job owns `--base` nodes. `--shared` further nodes belong to other users' jobs first: these preempt what holds the
-nodes. Their jobs arrive at random (Poisson) and have 1 to a half of the shared nodes (log-uniform) for a log-normal
-time with a median of 20 minutes. The rate makes them ask for a given part of the shared nodes.
+A job owns `--base` nodes. On `--shared` further nodes, other users' jobs have priority and preempt this job. Their jobs
+arrive at random (Poisson). Each takes between one node and half of the shared nodes (log-uniform), for a log-normal
+time with a median of 20 minutes. The arrival rate is set so that they ask for a given part of the shared nodes: the
+load.
 
 The elastic job is the real decision core in the simulator of tests/simulation: boosters of two nodes, the default
-timeouts, 30 seconds of grace. A fixed job of N nodes runs preemptible, as it needs shared nodes: it starts once enough
-are free, and is requeued whole when others need one. "Best fixed" is the N that is best for that load, chosen with
-hindsight. Throughput is proportional to the nodes that train. Each resize costs what benchmarks/resize.py has measured,
-and each start of the fixed job a cold start: `--costs` takes that benchmark's `--json`. Graceful stops lose no step.
+timeouts, 30 seconds of grace. A fixed job of N nodes is preemptible, because it needs shared nodes. It starts once
+enough nodes are free, and is requeued as a whole when others need one of its nodes. "Best fixed" is the N with the
+highest throughput at that load. Throughput is proportional to the number of nodes that train. Each resize, and each
+cold start of a fixed job, takes as long as benchmarks/resize.py has measured: `--costs` reads the output of its
+`--json`. Graceful stops lose no step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/launcher would stand for launcher otherwise
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the root first: else `launcher` would be tests/launcher
 
 from simulation.clock import EPOCH_S, Clock  # noqa: E402
 from simulation.schedule import Schedule, Setup  # noqa: E402
@@ -50,8 +52,8 @@ class Costs:
     """Seconds without training.
 
     Attributes:
-        grow, shrink: of a resize.
-        cold: of a start with a restore from the shared directory.
+        grow, shrink: for a resize.
+        cold: for a start with a restore from the shared directory.
     """
 
     grow: float = 2.3
@@ -60,22 +62,22 @@ class Costs:
 
     @classmethod
     def read(cls, path: Path) -> Costs:
-        """From what `benchmarks/resize.py --json` has printed."""
+        """Read the output of `benchmarks/resize.py --json`."""
         rows = json.loads(path.read_text())
         return cls(grow=rows["grow"]["value"], shrink=rows["shrink"]["value"], cold=rows["grow"]["peer"]["cold_start"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One load. Throughput in nodes.
+    """The results at one load. The unit of throughput is nodes.
 
     Attributes:
         load: part of the shared nodes that others ask for.
-        free: nodes that others leave, the base's included: no job can use more.
+        free: nodes that others do not use, with the base nodes. No job can use more.
         elastic: the elastic job's throughput.
-        resizes: how many it made.
-        fixed: throughput by size of the fixed job.
-        starts: how often each of those started.
+        resizes: number of its resizes.
+        fixed: throughput of the fixed job, by its size.
+        starts: number of starts of the fixed job, by its size.
     """
 
     load: float
@@ -97,7 +99,7 @@ def main() -> int:
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--costs", type=Path, metavar="FILE.json", help="what benchmarks/resize.py --json has printed")
+    parser.add_argument("--costs", type=Path, metavar="FILE.json", help="output of benchmarks/resize.py --json")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves")
     given = parser.parse_args()
     costs = Costs() if given.costs is None else Costs.read(given.costs)
@@ -130,7 +132,7 @@ def row(base: int, shared: int, length_s: float, load: float, seed: int, costs: 
 
 
 def arrivals(shared: int, length_s: float, load: float, seed: int) -> Iterator[tuple[float, int, float]]:
-    """Others' jobs: when each is submitted, its nodes, and its seconds."""
+    """The jobs of others, each with its time of submission, its number of nodes and its duration in seconds."""
     rng, most = random.Random(seed), shared / 2
     mean_nodes = sum(_size(random.Random(draw), most) for draw in range(2000)) / 2000
     mean_s = MEDIAN_S * math.exp(SIGMA**2 / 2)
@@ -143,12 +145,12 @@ def _size(rng: random.Random, most: float) -> int:
     return max(1, round(most ** rng.random()))
 
 
-Stretch = tuple[float, float, int]  # from, until, nodes
+Stretch = tuple[float, float, int]  # start, end, nodes
 
 
 def free_nodes(shared: int, length_s: float, others: Sequence[tuple[float, int, float]]) -> Iterator[Stretch]:
-    """What others leave, in order of time: their jobs start in the order of their submission."""
-    ends: list[tuple[float, int]] = []  # of jobs that run
+    """The nodes that others do not use, in order of time. Their jobs start in the order of submission."""
+    ends: list[tuple[float, int]] = []  # of running jobs
     since_s, free = 0.0, shared
 
     def until(time_s: float, nodes: int) -> Iterator[Stretch]:
@@ -168,7 +170,7 @@ def free_nodes(shared: int, length_s: float, others: Sequence[tuple[float, int, 
 
 
 def fixed_job(needs: int, size: int, length_s: float, left: Sequence[Stretch], costs: Costs) -> tuple[float, int]:
-    """A preemptible job that needs some of the shared nodes: its throughput, and how often it started."""
+    """The throughput of a preemptible job that needs shared nodes, and the number of its starts."""
     node_s, starts, runs_s = 0.0, 0, 0.0
     for since_s, until_s, free in [*left, (length_s, length_s, -1)]:
         if free >= needs:
@@ -182,7 +184,7 @@ def fixed_job(needs: int, size: int, length_s: float, left: Sequence[Stretch], c
 def elastic_job(
     base: int, shared: int, length_s: float, others: Sequence[tuple[float, int, float]], seed: int, costs: Costs
 ) -> tuple[float, int]:
-    """The real core's decisions: throughput, and the number of resizes."""
+    """The throughput and the number of resizes of the elastic job, whose decisions the real core makes."""
     clock = Clock()
     pool = Pool(clock, [f"p{index}" for index in range(shared)])
     setup = Setup(
@@ -200,9 +202,9 @@ def elastic_job(
 
 
 def _trained(events: Sequence[dict[str, Any]], length_s: float, costs: Costs) -> tuple[float, int]:
-    """Throughput and resizes, by the job's events. What is not committed when a fault ends an attempt does not count.
+    """Throughput and number of resizes, from the job's events. Steps that a fault loses do not count.
 
-    An attempt begins where the one before ended: what lies between is in the costs.
+    An attempt begins at the end of the one before, because the costs contain the time between them.
     """
     cost_s = {"grow": costs.grow, "shrink": costs.shrink}
     node_s, resizes, size, since_s, committed_s, rung = 0.0, 0, 0, 0.0, 0.0, ""

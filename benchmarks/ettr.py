@@ -1,11 +1,12 @@
-"""Effective training time ratio (ETTR) of a large job, by its number of spares and the cadence of its saves, simulated.
+"""Simulates the effective training time ratio (ETTR) of a large job, by number of spares and cadence of saves.
 
-The simulator of tests/simulation runs the real decision core for `--days` of a job of `--nodes` nodes. Failures come at
-the rate of Llama 3's training (419 interruptions in 54 days on 16,384 GPUs, so 2,048 nodes), split as its authors do:
-about three in four cost a node, the others a process. Every so often a switch takes `SWITCH_NODES` nodes at once. A
-node is repaired after some hours and is Slurm's again. ETTR is the time of the steps that were kept over all time.
-The second table has what each rung costs in the simulation, from the fault to the next step. docs/measurements.md has
-what it costs on a real Slurm.
+The simulator of tests/simulation runs the real decision core for `--days` of a job of `--nodes` nodes. The failure rate
+is that of Llama 3's training: 419 interruptions in 54 days on 16,384 GPUs, which are 2,048 nodes. As in that report,
+about three of four failures cost a node, the others a process. Once in `SWITCH_EVERY_S` on average, a switch fails with
+`SWITCH_NODES` nodes. A node is repaired after some hours, and Slurm may use it again. ETTR is the time of all steps
+that were kept, divided by the total time. The second table has the seconds from the fault to the next step, for each
+rung of the recovery ladder. With `PACE` the simulated delays are as long as on the real Slurm of docs/measurements.md.
+`--start` is the time that a model of this size adds to each start of the script: imports, NCCL, data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests/launcher would stand for launcher otherwise
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the root first: else `launcher` would be tests/launcher
 
 from simulation.schedule import Fault, Schedule, Setup  # noqa: E402
 from simulation.training import CHUNK_STEPS  # noqa: E402
@@ -34,10 +35,11 @@ from simulation.world import World  # noqa: E402
 DAY_S = 86_400.0
 INTERRUPTIONS_A_NODE_S = 419 / (54 * DAY_S * 2048)
 NODE_SHARE = 0.75
-SWITCH_EVERY_S = 30 * DAY_S  # of the whole job
+SWITCH_EVERY_S = 30 * DAY_S  # in the whole job
 SWITCH_NODES = 16
 REPAIR_S = 4 * 3600.0
 NEVER_DONE = 10**7
+PACE = 0.25  # factor of the simulated delays, of which the longest of 2,048 nodes counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,8 @@ class Case:
 
     Attributes:
         cadence_s: seconds of training between two saves.
-        stall_s: for how long training waits in a save.
+        stall_s: seconds that training waits in a save.
+        start_s: seconds that a large model adds to each start, from the start of workers to the first step.
     """
 
     nodes: int
@@ -54,16 +57,17 @@ class Case:
     spares: int
     cadence_s: float
     stall_s: float
+    start_s: float
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it.
+    """The result of a simulated run.
 
     Attributes:
-        costs_s: of each rung, the seconds from each fault to the next step.
-        given_up_s: training time of committed steps that were lost.
+        costs_s: for each rung, the seconds from each fault to the next step.
+        given_up_s: seconds of training whose committed steps were lost.
     """
 
     case: Case
@@ -79,16 +83,25 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--spares", type=int, nargs="+", default=[0, 4, 16, 32])
-    parser.add_argument("--cadence", type=float, nargs="+", default=[60.0, 300.0, 1800.0], help="seconds")
+    parser.add_argument("--cadence", type=float, nargs="+", default=[60.0, 300.0, 1800.0], help="seconds between saves")
     parser.add_argument("--stall", type=float, default=0.1, help="seconds for which training waits in each save")
+    parser.add_argument("--start", type=float, default=30.0, help="seconds that the model adds to each start")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=None, help="processes; all cores by default")
+    parser.add_argument("--jobs", type=int, default=None, help="number of processes; by default that of the cores")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="draw ETTR by cadence, a line for each number of spares"
     )
     given = parser.parse_args()
     cases = [
-        Case(nodes=given.nodes, days=given.days, spares=spares, cadence_s=cadence, stall_s=given.stall, seed=given.seed)
+        Case(
+            nodes=given.nodes,
+            days=given.days,
+            spares=spares,
+            cadence_s=cadence,
+            stall_s=given.stall,
+            start_s=given.start,
+            seed=given.seed,
+        )
         for spares in given.spares
         for cadence in given.cadence
     ]
@@ -106,7 +119,7 @@ def main() -> int:
 
 def run(case: Case) -> Result:
     begun_s = time.monotonic()
-    world = World(failures(case), checks=False)
+    world = World(failures(case), checks=False, pace=PACE, first_step_s=case.start_s)
     world.start()
     end_s = case.days * DAY_S
     world.clock.run(end_s, lambda: world.outcome is not None)
@@ -126,7 +139,7 @@ def run(case: Case) -> Result:
 
 
 def failures(case: Case) -> Schedule:
-    """Failures from rates."""
+    """Random failures at the rates of the case."""
     rng = random.Random(case.seed)
     faults: list[Fault] = []
     nodes = case.nodes + case.spares
@@ -146,7 +159,7 @@ def failures(case: Case) -> Schedule:
         jitter=0.0,
         shared_every=max(1, round(1800.0 / case.cadence_s)),
         reports=1,
-        hang_timeout_s=0.0,  # the simulated workers tell their steps at each save alone
+        hang_timeout_s=0.0,  # simulated workers report their steps only at saves
     )
     return Schedule(setup, tuple(faults))
 
@@ -164,7 +177,7 @@ def _switch(rng: random.Random, at_s: float, nodes: int) -> list[Fault]:
 
 
 def _recoveries(events: list[dict]) -> Iterator[tuple[str, float]]:
-    """Each recovery's rung, and its seconds from the fault to the next step."""
+    """The rung of each recovery, and the seconds from the fault to the next step."""
     fault_s, rung = None, ""
     for event in events:
         name = event["event"]

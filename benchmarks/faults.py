@@ -1,10 +1,11 @@
-"""What each fault costs: seconds until it is noticed, steps lost, seconds to the next step, beside a cold start.
+"""The cost of each fault: seconds until detection, lost steps, seconds until the next step, beside a cold start.
 
     python benchmarks/faults.py [--json] [--only JOB]
 
-The fault suite's own job (tests/flows/steady.py: 2 nodes with 2 workers each, 2 spares, saved in memory every 10 steps)
-on a real 4-node Slurm (root, Debian's Slurm), broken in one way after another. A cold start counts from `holdfast
-submit` to the first step; ratios are within one job: seconds to the next step / seconds of its cold start.
+The job is that of the fault suite (tests/flows/steady.py): 2 nodes with 2 workers each, 2 spares, a save in memory
+every 10 steps. It runs on a real Slurm of 4 nodes, which needs root and Debian's Slurm. Faults follow one another. A
+cold start is the time from `holdfast submit` to the first step. A ratio is the seconds until the next step divided by
+those of the same job's cold start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from slurm.testbed import TestbedError, TestCluster
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
-    parser.add_argument("--only", choices=WAYS, action="append", help="one job's faults alone; may be given again")
+    parser.add_argument("--only", choices=WAYS, action="append", help="only the faults of this job; may be repeated")
     args = parser.parse_args()
     try:
         cluster = TestCluster.up("bench", nodes=4)
@@ -71,7 +72,7 @@ def in_place_and_crashed(cluster: Any) -> Iterator[Row]:
 
 
 def requeued_and_cut_off(cluster: Any) -> Iterator[Row]:
-    """Another one that is requeued, and whose node is then cut off the network."""
+    """A job that is requeued. Then one of its nodes is cut off the network."""
     job = begun(cluster, "nodes")
     yield requeued(job)
     yield broken(job, "node cut off the network", lambda: cluster.node_down(job.node_of(2)))
@@ -79,19 +80,19 @@ def requeued_and_cut_off(cluster: Any) -> Iterator[Row]:
 
 
 def crash_closed(cluster: Any, node: str) -> None:
-    """Its kernel closes all connections, as that of a node that reboots; then nothing answers there any more."""
+    """The node's kernel closes all connections, as in a reboot. Then the node does not answer any more."""
     cluster.run_on_node(node, ["kill", "-KILL", "-1"], check=False)
     cluster.crash_node(node)
 
 
 def crash_silent(cluster: Any, node: str) -> None:
-    """As by a power failure."""
+    """The node stops without closing connections, as in a power failure."""
     cluster.node_down(node)
     cluster.crash_node(node)
 
 
 def cut_off(cluster: Any, node: str) -> None:
-    """What runs there goes on, and still sees the job's folder."""
+    """The node loses its network. Its processes continue, and still see the job's folder."""
     cluster.node_down(node)
 
 
@@ -99,7 +100,7 @@ LOSSES = {"closed": crash_closed, "silent": crash_silent, "cut-off": cut_off}
 
 
 def supervisors(how: str, cluster: Any) -> Iterator[Row]:
-    """Others lose their batch host, a spare, and then the node that has taken over, which trains."""
+    """Jobs that lose their batch host, which is a spare, and then the training node that has taken over."""
     cluster.restore()
     job = SupervisedJob(cluster, cluster.home / f"supervisors-{how}", spares=2)
     job.settle()
@@ -141,7 +142,7 @@ def broken(job: BrokenJob, name: str, break_it: Callable[[], object]) -> Row:
 
 
 def requeued(job: BrokenJob) -> Row:
-    """`scontrol requeue` in mid-training: nothing is lost, and the scheduler has its own delay."""
+    """`scontrol requeue` during training: no step is lost. The time includes the scheduler's delay."""
     before = job.attempt["attempt"]
     asked_at = time.time()
     job.cluster.run_as_user(["scontrol", "requeue", job.job_id])

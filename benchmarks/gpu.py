@@ -1,10 +1,11 @@
-"""What saving costs training on one GPU: milliseconds blocked, and the step time with and without saves.
+"""The cost of saves for training on one GPU: the milliseconds that save() blocks, and the step time with and without.
 
     PYTHONPATH=. python benchmarks/gpu.py [--gib 12] [--steps 60] [--every 10]
 
-Trains layers of 64 MiB with AdamW until weights and optimizer state are `--gib` together, and saves them to memory
-every `--every` steps: by Checkpointer.save, and by torch's dcp.async_save with a pinned stager. Prints JSON:
-{name: {value, unit, peer, ratio}}. Needs a GPU, and three times the state's size of memory, two of them in /dev/shm.
+Trains a model of 64 MiB layers with AdamW. Weights and optimizer state together are `--gib` large. They are saved to
+memory every `--every` steps, in one run by Checkpointer.save, in another by torch's dcp.async_save with a pinned
+stager. Prints JSON: {name: {value, unit, peer, ratio}}. Needs a GPU, and host memory of three times the state's size,
+two thirds of it in /dev/shm.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from ckpt_bench.node import BenchNode
 
 WIDTH = 4096
 LAYER_BYTES = WIDTH * WIDTH * 4
-COPIES = 3  # weights, and AdamW's two moments
+COPIES = 3  # the weights and AdamW's two moments
 WARM_UP = 5
-TARGET_STEP_S = 0.25  # a batch that makes a step at least so long
+TARGET_STEP_S = 0.25  # the batch is as large as a step of this time needs
 
 Save = Callable[[int], None]
 
@@ -67,7 +68,7 @@ class Training:
         self.optimizer.zero_grad()
 
     def run(self, steps: int, every: int, save: Save | None) -> tuple[float, list[float]]:
-        """Seconds a step on average, saves included; and the seconds that each save blocked."""
+        """The average seconds of a step, with saves, and the seconds that each save blocked."""
         blocked = []
         self.step()
         torch.cuda.synchronize()
@@ -102,7 +103,7 @@ class Holdfast:
 
 
 class Dcp:
-    """dcp.async_save to /dev/shm with a stager of pinned memory that is kept."""
+    """dcp.async_save to /dev/shm with a stager that keeps its pinned memory."""
 
     def __init__(self, training: Training, folder: Path, stager: DefaultStager) -> None:
         self._training, self._folder, self._stager = training, folder, stager
@@ -110,7 +111,7 @@ class Dcp:
         self.save(0)
 
     def save(self, _: int) -> None:
-        self.settle()  # torch's own rule: one at a time
+        self.settle()  # torch allows one save at a time
         state = {"model": self._training.model.state_dict(), "optimizer": self._training.optimizer.state_dict()}
         self._running = dcp.async_save(state, checkpoint_id=self._folder, async_stager=self._stager, no_dist=True)
 
@@ -121,14 +122,14 @@ class Dcp:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=12.0, help="of weights and optimizer state")
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
-    parser.add_argument("--every", type=int, default=10, help="steps from save to save")
+    parser.add_argument("--gib", type=float, default=12.0, help="size of weights and optimizer state")
+    parser.add_argument("--steps", type=int, default=60, help="number of steps of each run")
+    parser.add_argument("--every", type=int, default=10, help="steps between saves")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py: torch sees no GPU; run it on a machine with one", file=sys.stderr)
         return 1
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is: one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one process
     training = Training(args.gib)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory:
         figures = measure(training, Path(memory), args.steps, args.every)
@@ -137,7 +138,7 @@ def main() -> int:
 
 
 def measure(training: Training, memory: Path, steps: int, every: int) -> list[Figure]:
-    """Both ways, between two runs without saves, so that a clock that changes shows."""
+    """Measures both, between two runs without saves, which show whether the GPU's clock has changed."""
     (memory / "ram").mkdir(mode=0o700)
     first_s, _ = training.run(steps, every, None)
     node = BenchNode(memory / "ram", memory / "shared")

@@ -1,13 +1,13 @@
-"""What Slurm's hooks cost jobs of one second, one after the other, on a real Slurm. Needs root.
+"""The time that Slurm's hooks add to jobs of one second on a real Slurm. Needs root.
 
     python benchmarks/hooks.py [--jobs 15] [--rounds 7] [--within 290] [--json]
 
-One cluster of one node, in turns with our hooks and with /bin/true in their place: Slurm goes other ways where it has
-none, and looks for the next job only every second. Every job writes down when it began and when it ended; what is
-measured is the time from one job's start to the next one's, the median of a round. Two rounds that follow one another
-are a pair, and the loss is the median over the pairs: what else this machine does, and Slurm's own pace, are in both.
-The same of all jobs together is said too, outliers included. The health check, which runs every few minutes and not for
-a job, is off.
+A cluster of one node runs a round of jobs, one after another, with Holdfast's hooks, and a round with /bin/true in
+their place. (Without any hook Slurm would take another path, and look for the next job only once a second.) Each job
+records its start and its end. The period of a round is the median time from one job's start to the next one's. A pair
+is two consecutive rounds, one of each kind, so that both see the same load of the machine. The result is the part of
+the throughput that the hooks cost: the median over all pairs, and the same part over all jobs together, with outliers.
+The health check is off, because it runs every few minutes and not for each job.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ JOB = '#!/bin/bash\necho "$EPOCHREALTIME"\nsleep 1\necho "$EPOCHREALTIME"\n'
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round: seconds from a job's start to the next one's, and from its end to the next one's start.
+    """One round: seconds from a job's start to the next job's start, and from its end to the next job's start.
 
     Attributes:
         period_s, gap_s: medians.
-        total_s: from the first job's start to the last one's.
+        total_s: from the first job's start to the last job's start.
     """
 
     period_s: float
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=15, help="one-second jobs in a round (default: 15)")
     parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds (default: 7)")
     parser.add_argument(
-        "--within", type=float, default=290.0, help="seconds; no pair is begun that would end later (default: 290)"
+        "--within", type=float, default=290.0, help="seconds; no pair begins that would end later (default: 290)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
@@ -73,12 +73,12 @@ def main() -> None:
 
 
 def measure(jobs: int, rounds: int, within_s: float) -> list[tuple[Round, Round]]:
-    """Pairs of rounds, with empty hooks and with ours; which comes first changes from pair to pair."""
+    """Pairs of rounds (with empty hooks, with Holdfast's). The order alternates from pair to pair."""
     end_s = time.monotonic() + within_s
     cluster = TestCluster.up(f"bench-hooks-{os.getpid()}", nodes=1, hooks=True)
     pairs = []
     try:
-        run(cluster, 1, cluster.home / "warm")  # what is imported for the first time is not what is measured
+        run(cluster, 1, cluster.home / "warm")  # the first imports are not measured
         lines = Path(cluster.env["SLURM_CONF"]).read_text().splitlines()
         pair_s = 0.0
         for number in range(rounds):
@@ -97,7 +97,7 @@ def measure(jobs: int, rounds: int, within_s: float) -> list[tuple[Round, Round]
 
 
 def switch(cluster: TestCluster, lines: list[str], *, hooks: bool) -> None:
-    """Has the cluster run our hooks or empty ones, from now on; its node's slurmd starts anew."""
+    """Makes the cluster run Holdfast's hooks or empty ones, and restarts the node's slurmd."""
     empty = {} if hooks else {name: f"{name}=/bin/true" for name in PER_JOB}
     text = (empty.get(line.partition("=")[0], line) for line in lines if not line.startswith("HealthCheck"))
     Path(cluster.env["SLURM_CONF"]).write_text("".join(f"{line}\n" for line in text))
@@ -109,7 +109,7 @@ def switch(cluster: TestCluster, lines: list[str], *, hooks: bool) -> None:
 
 
 def run(cluster: TestCluster, jobs: int, folder: Path) -> Round:
-    """Runs an array, one task after the other."""
+    """Runs a job array, one task at a time."""
     cluster.run_as_user(["mkdir", str(folder)])
     array = [f"--array=1-{jobs + 1}", "--ntasks=1", f"--cpus-per-task={NODE_CPUS}", f"--output={folder}/%a"]
     cluster.run_as_user(["sbatch", *array], input=JOB, timeout_s=DEADLINE_S)
@@ -125,7 +125,7 @@ def run(cluster: TestCluster, jobs: int, folder: Path) -> Round:
 
 
 def times(folder: Path) -> list[tuple[float, float]]:
-    """Start and end of each job that has ended, Unix seconds."""
+    """Start and end of each job that has ended, in Unix seconds."""
     said = [path.read_text().split() for path in folder.iterdir()]
     return [(float(words[0]), float(words[1])) for words in said if len(words) == 2]
 

@@ -1,17 +1,23 @@
-"""What a worker waits for at a restart, split: connection, plan, copy with checksums; by size and number of ranks.
+"""The phases of a load after a restart: connection, plan, copy with checksums; by size and number of ranks.
 
     python benchmarks/load.py [--json] [--mib 64 512] [--ranks 1 2] [--rounds 5]
 
-Each rank is a process on a node of its own, with a real agent under one mpirun on this machine; two or more ranks keep
-partner copies. Every round is a new attempt: all ranks load at once, and then read the same bytes as torch does, at
-once as well. Medians of the slowest rank of each round, in seconds:
+Each rank is a process on a node of its own, with a real agent. All agents run under one mpirun on this machine. Two or
+more ranks keep partner copies. Each round is a new attempt: all ranks load at the same time, then all read the same
+bytes by other ways. The figures are medians over the rounds, of the slowest rank of each round, in seconds:
 
-    connection      until the agents, which listen already, have named the newest step
-    plan            load() without the copies: the state is matched, the agent opens the shards
-    copy            the copies into the state's tensors, each byte verified
-    plain copy, checksums, torch.load (with mmap, and copied into the tensors), dcp.load: of the same bytes
+    connection      from the connection until the agents, which already listen, have named the newest step
+    plan            load() without the copies: it compares the state with the step, and the agent opens the shards
+    copy            the copies into the state's tensors, with a verification of each byte
+    plain copy, checksums, torch.load (with mmap, and a copy into the tensors), dcp.load: of the same bytes
 
-The limit is torch.load with mmap and copy, plus the checksums' own time; the ratio is load() beside that.
+The limit is the time of torch.load with mmap and copy, plus that of the checksums. `ratio` is load() / limit. `CPU
+ratio` is the same for the CPU seconds of the worker's process, for a machine with other work. Both are medians over the
+rounds. The CPU seconds of the agents are not counted.
+
+The peers fill the same tensors, which are in memory already. Their files are in /dev/shm. The checksums are the same,
+over blocks of the same size. Each peer runs twice, with one thread and with as many as load() has, and the faster run
+counts. They start when the threads of the load have ended.
 """
 
 from __future__ import annotations
@@ -22,7 +28,10 @@ import multiprocessing
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -39,12 +48,14 @@ from mpi_kit import AgentProcesses
 STEP = 10
 _ANSWER_S = 120.0
 _WAYS = ("connection", "plan", "copy", "load", "plain copy", "checksums", "torch.load", "dcp.load")
+_LIMITED = ("load", "torch.load", "checksums")  # the first is to take no longer than the others together
+_RATIOS = ("ratio", "CPU ratio")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print a list of rows")
-    parser.add_argument("--mib", type=int, nargs="+", default=[64, 512], help="of each rank's state")
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 512], help="size of each rank's state")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -52,16 +63,17 @@ def main() -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
-    table = Table("ranks", "MiB", *_WAYS, "ratio", title=f"load() at a restart, seconds, medians of {args.rounds}")
+    table = Table("ranks", "MiB", *_WAYS, *_RATIOS, title=f"load() at a restart, seconds, medians of {args.rounds}")
     for row in rows:
         seconds = [f"{row[way]:.3f}" for way in _WAYS]
-        table.add_row(str(row["ranks"]), str(row["mib"]), *seconds, f"{row['ratio']:.2f}")
-    Console(width=120).print(table)
+        ratios = [f"{row[ratio]:.2f}" for ratio in _RATIOS]
+        table.add_row(str(row["ranks"]), str(row["mib"]), *seconds, *ratios)
+    Console(width=130).print(table)
     return 0
 
 
 def measure(ranks: int, mib: int, rounds: int) -> dict[str, Any]:
-    """Medians of one size."""
+    """The medians of one size and number of ranks."""
     nodes = [f"n{rank}" for rank in range(ranks)]
     section = {"redundancy": {"scheme": "partner"}} if ranks > 1 else {}
     processes = multiprocessing.get_context("spawn")
@@ -81,13 +93,25 @@ def measure(ranks: int, mib: int, rounds: int) -> dict[str, Any]:
                     link.send(agents.environment(ram_dir))
                 answers = [_answer(link) for link in links]
                 if attempt:
-                    found.append({way: max(answer[way] for answer in answers) for way in _WAYS})
+                    slowest = {way: max(answer[way] for answer in answers) for way in (*_WAYS, *map(_cpu, _LIMITED))}
+                    found.append(slowest | _ratios(slowest))
         for link, process in zip(links, started, strict=True):
             link.send(None)
             process.join(_ANSWER_S)
-    row: dict[str, Any] = {way: statistics.median(each[way] for each in found) for way in _WAYS}
-    ratio = row["load"] / (row["torch.load"] + row["checksums"])
-    return {"ranks": ranks, "mib": mib, **{way: round(row[way], 4) for way in _WAYS}, "ratio": round(ratio, 3)}
+    medians = {name: statistics.median(each[name] for each in found) for name in found[0]}
+    return {"ranks": ranks, "mib": mib, **{name: round(value, 4) for name, value in medians.items()}}
+
+
+def _cpu(way: str) -> str:
+    return f"{way}, CPU"
+
+
+def _ratios(seconds: dict[str, float]) -> dict[str, float]:
+    load, *limit = _LIMITED
+    return {
+        "ratio": seconds[load] / sum(seconds[way] for way in limit),
+        "CPU ratio": seconds[_cpu(load)] / sum(seconds[_cpu(way)] for way in limit),
+    }
 
 
 def _answer(link: Connection) -> Any:
@@ -97,15 +121,16 @@ def _answer(link: Connection) -> Any:
 
 
 def be_rank(rank: int, mib: int, folder: Path, link: Connection, together: Barrier) -> None:
-    """Saves in the first attempt, and measures in each later one."""
+    """The program of a rank: saves in the first attempt, and measures in each later one."""
     import torch
     import torch.distributed.checkpoint as dcp
 
     from ckpt.checkpointer import Checkpointer
     from ckpt.convert.dcp_safetensors import alone
-    from ckpt.format.checksums import checksums
+    from ckpt.format.checksums import BLOCK_BYTES, checksum
+    from ckpt.native.memcpy import threads_per_rank
     from ckpt.worker.load import shard_reader
-    from ckpt_bench.figures import timed_s
+    from ckpt_bench.figures import timed_and_cpu_s, timed_s
     from ckpt_bench.plain import MappedCopy
     from ckpt_bench.run import make_state
 
@@ -113,6 +138,7 @@ def be_rank(rank: int, mib: int, folder: Path, link: Connection, together: Barri
     state = make_state(mib << 20)
     tensors = list(state.values())
     views = [memoryview(tensor.numpy()).cast("B") for tensor in tensors]
+    blocks = [view[start : start + BLOCK_BYTES] for view in views for start in range(0, len(view), BLOCK_BYTES)]
     plain = MappedCopy(folder / f"plain-{rank}", tensors)
     plain.store(tensors)
     file, directory = folder / f"torch-{rank}.pt", folder / f"dcp-{rank}"
@@ -135,28 +161,43 @@ def be_rank(rank: int, mib: int, folder: Path, link: Connection, together: Barri
         for name, tensor in torch.load(file, mmap=True).items():
             state[name].copy_(tensor)
 
+    def check() -> None:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(checksum, blocks))
+
+    def fastest(work: Callable[[], Any]) -> tuple[float, float]:
+        taken = []
+        for threads in (threads_per_rank(1), 1):
+            torch.set_num_threads(threads)
+            together.wait(_ANSWER_S)
+            taken.append(timed_and_cpu_s(work))
+        return min(taken)
+
     while (environment := link.recv()) is not None:
         ckpt = Checkpointer.from_env(environment | {"RANK": str(rank), "LOCAL_RANK": "0"})
         together.wait(_ANSWER_S)
         connection_s = timed_s(lambda ckpt=ckpt: ckpt.newest_step)  # type: ignore[misc]
         together.wait(_ANSWER_S)
         copying[0] = 0.0
-        load_s = timed_s(lambda ckpt=ckpt: ckpt.load(state))  # type: ignore[misc]
+        load_s, load_cpu_s = timed_and_cpu_s(lambda ckpt=ckpt: ckpt.load(state))  # type: ignore[misc]
         measured = {"connection": connection_s, "load": load_s, "copy": copying[0], "plan": load_s - copying[0]}
+        measured[_cpu("load")] = load_cpu_s
         if ckpt.newest_step is None:
             ckpt.save(STEP, state)
             ckpt.close()
             link.send(measured)
             continue
         ckpt.close()
-        ways = {
+        del ckpt
+        for thread in threading.enumerate():
+            if thread.name.startswith("ckpt-"):
+                thread.join(_ANSWER_S)
+        for way, work in {
             "plain copy": lambda: plain.fetch(tensors),
-            "checksums": lambda: [checksums(view) for view in views],
+            "checksums": check,
             "torch.load": load_torch,
-        }
-        for way, work in ways.items():
-            together.wait(_ANSWER_S)
-            measured[way] = timed_s(work)
+        }.items():
+            measured[way], measured[_cpu(way)] = fastest(work)
         with alone():
             together.wait(_ANSWER_S)
             measured["dcp.load"] = timed_s(lambda: dcp.load(dict(state), checkpoint_id=directory))

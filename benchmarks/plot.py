@@ -1,4 +1,4 @@
-"""A line chart as SVG text, for the docs."""
+"""Draws line charts as SVG files for the documentation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Points = Sequence[tuple[float, float]]
 def line_chart(
     path: Path, series: Mapping[str, Points], *, title: str, x_label: str, y_label: str, is_log_x: bool = False
 ) -> None:
-    """Draws lines with a legend, and ticks at the points' own x where these are few.
+    """Draws lines with a legend. If there are few points, the ticks of the x axis are at the points.
 
     Args:
         path: the file to write.
-        series: each line's points, by its name; at least one point in all.
-        title, x_label, y_label: words around it.
-        is_log_x: whether x is drawn by its logarithm; all x are above 0 then.
+        series: the points of each line, by the line's name; at least one point in total.
+        title, x_label, y_label: the texts of title and axes.
+        is_log_x: whether the x axis is logarithmic; then all x are above 0.
     """
     points = [point for line in series.values() for point in line]
     xs = sorted({x for x, _ in points})

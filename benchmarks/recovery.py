@@ -1,9 +1,9 @@
-"""Seconds from a node's failure to detection, to workers started, to the next step; and the same job's cold start.
+"""Seconds from a node's failure to its detection, to the start of workers and to the next step, beside a cold start.
 
     python benchmarks/recovery.py [--json] [--steps N]
 
-On the local cluster a node is killed; on the real Slurm (root, Debian's Slurm) one run loses a node by a crash and one
-by its link. Ratios are within one run: recovery / cold start of that very job.
+On the local cluster a node is killed. On a real Slurm, which needs root and Debian's Slurm, a node crashes in one run,
+and loses its network in another. A ratio is the recovery divided by the cold start of the same job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOSE_AFTER_STEP = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One run: how the node was lost, the recovery, and the cold start of the same job."""
+    """One run: the kind of loss, the recovery, and the cold start of the same job."""
 
     name: str
     cold_start_s: float
@@ -57,7 +57,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
-    parser.add_argument("--steps", type=int, default=400, help="steps of the job, enough that it outlives the loss")
+    parser.add_argument("--steps", type=int, default=400, help="steps of the job; more than before the loss")
     args = parser.parse_args()
     shape = ["--steps", str(args.steps), "--layers", "1", "--width", "64", "--heads", "2", "--global-batch", "6"]
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def local(shape: list[str]) -> Row:
-    """A node of the local cluster is killed, its memory wiped."""
+    """A node of the local cluster is killed, and its memory directory is removed."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         submitted_at = time.time()
         job = Executor(folder=Path(folder) / "%j", cluster="local").submit(main_job(args=shape))
@@ -86,7 +86,7 @@ def local(shape: list[str]) -> Row:
 
 
 def on_slurm(shape: list[str]) -> list[Row]:
-    """A node of a real Slurm cluster crashes, and one is cut off the network."""
+    """A node of a real Slurm cluster crashes; in another run a node is cut off the network."""
     cluster = TestCluster.up("bench", nodes=4)
     try:
         ways: dict[str, Callable[[str], None]] = {"crashed": cluster.crash_node, "cut off": cluster.node_down}
@@ -115,7 +115,7 @@ def slurm_row(cluster: Any, way: str, break_node: Callable[[str], None], shape: 
 
 
 def lose(watch: Watch, break_node: Callable[[str], object]) -> dict[str, float]:
-    """Breaks the second node in mid-training; its name and the time."""
+    """Breaks the second node during training; returns its name and the time."""
     watch.wait_for("commit", 180, tier="memory", step=lambda step: step >= LOSE_AFTER_STEP)
     node = watch.events("attempt_start")[0]["nodes"][1]
     failed = {node: time.time()}

@@ -1,11 +1,12 @@
-"""Where the time of a recovery goes: seconds from the detection of a node's loss to the end of each phase.
+"""The phases of a recovery: seconds from the detection of a node's loss to the end of each phase.
 
     python benchmarks/recovery_phases.py [--nodes 3 4 8] [--rounds 3] [--json]
 
-On the local cluster; every job has one spare and one worker a node, and loses a node. Rounds alternate: in one agents
-are forked from their nodes' templates, in the next those are taken away at the loss, so that each agent is a Python of
-its own. Shown are medians. CPU is that of all processes of the job between detection and first step, over the nodes
-that train; that of the whole machine where this user can make no control group.
+Each job runs on the local cluster with one spare and one worker on each node, and loses a node. Two kinds of rounds
+alternate: with templates, from which agents are forked; and without, where the templates are removed at the loss, so
+that each agent starts a new Python. The figures are medians. CPU is the CPU time of all processes of the job between
+the detection and the first step, divided by the number of nodes that train. If this user cannot make a control group,
+it is the CPU time of the whole machine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def measured(nodes: int, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def recovery(nodes: int, *, has_templates: bool) -> dict[str, float]:
-    """One job that loses a node; seconds by phase, and CPU seconds per node."""
+    """The recovery of a job that loses a node: seconds by phase, and CPU seconds per node."""
     shape = ["--layers", "1", "--width", "64", "--heads", "2", "--global-batch", str(nodes)]
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, CpuLog() as cpu:
         spec = main_job(args=[*shape, "--steps", "100000"], nodes=nodes)
@@ -99,8 +100,10 @@ def recovery(nodes: int, *, has_templates: bool) -> dict[str, float]:
 
 
 class CpuLog:
-    """Notes every few milliseconds how much CPU what is started meanwhile has used; the whole machine where this user
-    can make no control group."""
+    """Records the CPU time of all processes that are started in its context, every few milliseconds.
+
+    If this user cannot make a control group, it records the CPU time of the whole machine.
+    """
 
     def __init__(self) -> None:
         self._noted: list[tuple[float, float]] = []
@@ -129,7 +132,7 @@ class CpuLog:
                 self._group.rmdir()
 
     def used_s(self, since_s: float, until_s: float) -> float:
-        """CPU seconds between two times."""
+        """The CPU seconds used between two times."""
         total = [used for at, used in self._noted if since_s <= at <= until_s]
         return max(total) - min(total) if total else 0.0
 

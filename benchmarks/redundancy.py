@@ -1,16 +1,16 @@
-"""Encode and rebuild rates of every scheme over real agents, beside a raw MPI Sendrecv of the same bytes, and redset.
+"""Encode and rebuild rates of each scheme with real agents, beside a plain MPI Sendrecv of the same bytes, and redset.
 
     python benchmarks/redundancy.py [--json] [--ranks 8] [--mib 256] [--tcp] [--only partner,xor]
         [--redset DRIVER] [--worlds 3]
 
-One agent process per rank under one mpirun on this machine, each with its own memory directory; all in one redundancy
-set. GB/s are of all ranks' shards together, as redset's figures are: encode from the call for redundancy to the last
-record on disk, checksums included; rebuild of one lost rank counts that rank's bytes. Shared memory between the
-processes as redset's runs had; --tcp instead moves the bytes as agents on one machine do.
+All agents run under one mpirun on this machine, one for each rank, each with its own memory directory, in one
+redundancy set. The encode rate, as redset's, is the bytes of all ranks' shards divided by the time from the call for
+redundancy until the last record is written, with checksums. The rebuild rate counts the bytes of the one lost rank. The
+processes exchange data through shared memory, as in redset's runs; with --tcp, through sockets, as agents do.
 
-The speed of a host that others use too changes within seconds. So each measurement follows a raw one, and what counts
-is the median of their ratios; with --redset (the program that benchmarks/redset_peer.c says how to build) the same work
-is done by redset in turn with ours, --worlds times, over the same MPI.
+The speed of a machine that others share changes within seconds. So a plain Sendrecv runs before each measurement, and
+the result is the median ratio of the two. With --redset, redset does the same work over the same MPI, in turn with
+Holdfast, --worlds times. benchmarks/redset_peer.c says how to build the program for that.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
 from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.save.node import SaveNode
+from ckpt.agent.shards.held import Held
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
@@ -49,31 +50,31 @@ from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.timeouts import AgentDeadlines
 
-SCHEMES: dict[str, dict[str, Any]] = {  # by redset_peer.c's names
+SCHEMES: dict[str, dict[str, Any]] = {  # by the names in redset_peer.c
     "partner": {"scheme": "partner"},
     "xor": {"scheme": "xor"},
     "rs1": {"scheme": "rs", "parity": 1},
     "rs2": {"scheme": "rs", "parity": 2},
 }
-REDSET_MB_PER_S = {  # FIELD: redset (C), 8 ranks x 256 MB in /dev/shm, 2 cores of another day
+REDSET_MB_PER_S = {  # redset (C) on another machine: 8 ranks x 256 MB in /dev/shm, 2 cores
     "partner": (1757, 474), "xor": (3120, 350), "rs1": (1422, 132), "rs2": (652, 167),
 }  # fmt: skip
 LOST = 1
-ROUNDS = 4  # of which the first does not count: memory is there already in all saves but the first
+ROUNDS = 4  # the first one does not count, because it allocates memory
 SAVE = SaveId(step=1, attempt=0, run_id="bench")
 
-Seconds = dict[str, list[float]]  # of each round, by "scheme, encode", "scheme, encode, raw" and so on
+Seconds = dict[str, list[float]]  # of each round, by name, such as "xor, encode" or "xor, encode, raw"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio}}")
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--mib", type=int, default=256, help="of each rank's shard")
-    parser.add_argument("--tcp", action="store_true", help="no shared memory between the processes")
-    parser.add_argument("--only", default=",".join(SCHEMES), help=f"of {', '.join(SCHEMES)}")
-    parser.add_argument("--redset", metavar="DRIVER", help="redset_peer, built as benchmarks/redset_peer.c says")
-    parser.add_argument("--worlds", type=int, default=1, help="how often all is done, with redset in turn")
+    parser.add_argument("--mib", type=int, default=256, help="size of each rank's shard")
+    parser.add_argument("--tcp", action="store_true", help="use sockets, not shared memory, between the processes")
+    parser.add_argument("--only", default=",".join(SCHEMES), help=f"schemes to measure, of {', '.join(SCHEMES)}")
+    parser.add_argument("--redset", metavar="DRIVER", help="path of redset_peer; see benchmarks/redset_peer.c")
+    parser.add_argument("--worlds", type=int, default=1, help="number of repetitions, each followed by redset's")
     args = parser.parse_args()
     schemes = args.only.split(",")
     ours: list[Seconds] = []
@@ -89,7 +90,7 @@ def main() -> int:
 
 
 def in_world(ranks: int, tcp: bool, program: list[str], *args: str) -> Seconds:
-    """What rank 0 of a program prints that is run once on each rank, with a directory in memory for all."""
+    """Runs a program once on each rank, with a common directory in memory. Returns what rank 0 prints."""
     mpi = environment(loopback=True)
     if not tcp:
         for name in [name for name in mpi if name.startswith("OMPI_MCA")]:
@@ -98,7 +99,7 @@ def in_world(ranks: int, tcp: bool, program: list[str], *args: str) -> Seconds:
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
     path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as root:
-        own = ["--prtemca", "prte_tmpdir_base", root]  # a killed mpirun with the same number may have left its own
+        own = ["--prtemca", "prte_tmpdir_base", root]  # the default may have files of a killed mpirun with the same pid
         done = subprocess.run(
             [*mpirun, *own, *program, root, *args], env={**os.environ, **mpi, "PYTHONPATH": path}, check=False,
             text=True, stdout=subprocess.PIPE,
@@ -110,7 +111,7 @@ def in_world(ranks: int, tcp: bool, program: list[str], *args: str) -> Seconds:
 
 
 def rows_of(ours: list[Seconds], redsets: list[Seconds], schemes: list[str], ranks: int, nbytes: int) -> dict[str, Any]:
-    """Medians: of all rounds; of the ratios of a round to the raw one before it, of a world to redset's after it."""
+    """The medians over all rounds: of the rates, and of the ratios to the Sendrecv before each round and to redset."""
     rows = {}
     for name, kind in ((name, kind) for name in schemes for kind in ("encode", "rebuild")):
         moved = (ranks * nbytes if kind == "encode" else nbytes) / 1e9
@@ -147,7 +148,7 @@ def report(rows: dict[str, Any], args: argparse.Namespace) -> None:
 
 
 def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
-    """One process of the world: measures everything, rank 0 prints."""
+    """The program of one rank: measures everything. Rank 0 prints the result."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     nodes = tuple(f"n{i}" for i in range(ranks))
     place = Place(
@@ -169,7 +170,7 @@ BETWEEN.messages.update(
 
 
 class Together:
-    """A barrier over the agents' own calls, so that all ranks measure the same span."""
+    """A barrier made of the agents' own messages, so that all ranks measure the same time."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -178,17 +179,17 @@ class Together:
         self._come = asyncio.Condition()
         peers.handle("here", self._on_here)
 
-    async def _on_here(self, source: int, message: dict[str, Any]) -> None:
+    async def _on_here(self, source: int, done_s: float | None) -> None:
         self._here[source] += 1
-        self._done_s[source] = message["done_s"] or self._done_s[source]
+        self._done_s[source] = done_s or self._done_s[source]
         async with self._come:
             self._come.notify_all()
 
     async def all_here(self, done_s: float = 0.0) -> float:
-        """When the last was done, by the machine's clock: idle agents hear of it up to 20 ms later."""
+        """The time at which the last rank was done. Not the time of its message, which may arrive 20 ms later."""
         await self._peers.call_all("here", timeout_s=600, done_s=done_s)
         turn = self._here[self._peers.rank]
-        async with self._come:  # no poll of its own: it would take a core from those that still work
+        async with self._come:  # polling would take a core from ranks that still work
             await self._come.wait_for(lambda: min(self._here) >= turn)
         return max(self._done_s)
 
@@ -240,7 +241,7 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
 
 
 def inventory_of(saves: SaveNode) -> Any:
-    async def answer(source: int, message: dict[str, Any]) -> dict[str, Any]:
+    async def answer(source: int) -> dict[str, Any]:
         return {"parity": saves.protect.inventory(lambda save: False)}
 
     return answer
@@ -266,7 +267,7 @@ def fill(memory_store: MemoryStore, place: Place, nbytes: int) -> None:
 async def sendrecv(
     peers: Peers, to: int | None, source: int | None, memory_store: MemoryStore, sink: memoryview
 ) -> None:
-    """MPI alone: Irecv and Isend of the whole shard at once, waited for in a loop that does nothing else."""
+    """Plain MPI: Irecv and Isend of the whole shard, and a loop that waits for both."""
     transport = peers._transport
     pending = [transport.receive_range(source, 1, sink)] if source is not None else []
     if to is not None:
@@ -277,14 +278,14 @@ async def sendrecv(
 
 
 def drop_redundancy(memory_store: MemoryStore, saves: SaveNode) -> None:
-    """Its records: the next round writes into memory that is there already, as all saves but the first do."""
+    """Removes the records of the redundancy. Its memory stays: all saves but the first write into existing memory."""
     for store in (memory_store, saves.protect._parity_store):
         for name in [name for name in store.shards() if not name.startswith("own")]:
             store.drop(name)
 
 
 async def rebuild(context: Context, saves: SaveNode, scheme: str) -> None:
-    """As node rank 0 leads it: verify the parity, then make the lost shard again."""
+    """Rebuilds as node rank 0 does: verifies the parity, then rebuilds the lost shard."""
     world = len(context.place.nodes)
     if scheme == "partner":
         if context.place.node_rank == LOST:
@@ -293,7 +294,8 @@ async def rebuild(context: Context, saves: SaveNode, scheme: str) -> None:
         lead = RebuildLeader(context)
         for node, answer in enumerate(await context.peers.call_all("parity", timeout_s=600)):
             lead.note(node, answer["parity"])
-        made, *reasons = await lead.bring_back(SAVE, world, {rank: [rank] for rank in range(world) if rank != LOST}, ())
+        held = Held(save=SAVE, world_size=world, holders={rank: [rank] for rank in range(world) if rank != LOST})
+        made, *reasons = await lead.bring_back(held, ())
         if made != [LOST]:
             raise RuntimeError("; ".join(reasons))
 

@@ -1,12 +1,13 @@
-"""Seconds until a world of another size has loaded: from the memory of peers, and cold from the shared directory.
+"""Seconds of a load into another world size: from the memory of other nodes, and cold from the shared directory.
 
     python benchmarks/reshard.py [--json] [--mib 512] [--rounds 3] [--scheme none]
 
-Nodes save a state that their ranks divide evenly, over real agents under one mpirun on this machine. Then another
-number of nodes load it, each rank its part; nodes that are not needed any more serve as holders. Counted is from when
-all agents listen to the last byte copied and verified; the best round counts. A cold load is the same with empty
-memory directories, and the files of the shared directory not in the page cache. Bytes are those that crossed MPI,
-redundancy included, beside those that had to: what a rank reads and its node does not have.
+Nodes save a state that is divided evenly among their ranks. All agents are real and run under one mpirun on this
+machine. Then another number of nodes loads it, each rank its part. Nodes that are not needed any more still serve their
+shards, as holders. The time is from the moment at which all agents listen until the last byte is copied and verified.
+The result is that of the best round. For a cold load, the memory directories are empty and the files of the shared
+directory are not in the page cache. The bytes are those sent over MPI, with those for redundancy. They are compared
+with the bytes that ranks read and that their own nodes do not have, which is the minimum.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ PROGRAMS = {node: [sys.executable, "-c", COUNTED, "ckpt.agent"] for node in NODE
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print {name: {value, unit, peer, ratio, bytes}}")
-    parser.add_argument("--mib", type=int, default=512, help="of the whole state")
+    parser.add_argument("--mib", type=int, default=512, help="size of the whole state")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scheme", default="none", help="of redundancy: none, partner or xor")
+    parser.add_argument("--scheme", default="none", help="redundancy: none, partner or xor")
     args = parser.parse_args()
-    blocks = max(1, (args.mib << 20) // BLOCK_BYTES // 12) * 12  # a whole number for each rank of any world
+    blocks = max(1, (args.mib << 20) // BLOCK_BYTES // 12) * 12  # divides evenly among the ranks of each world size
     rows = {
         f"{was} -> {now}": measure(was, now, blocks, args.rounds, {"redundancy": {"scheme": args.scheme}})
         for was, now in RESIZES
@@ -80,7 +81,7 @@ def main() -> int:
 
 
 def measure(was: int, now: int, blocks: int, rounds: int, section: dict[str, Any]) -> dict[str, Any]:
-    """The best of some rounds of one resize."""
+    """The best round of one resize."""
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as disk,
@@ -111,7 +112,7 @@ def measure(was: int, now: int, blocks: int, rounds: int, section: dict[str, Any
 def reshard(
     root: Path, was: int, now: int, blocks: int, attempt: int, section: dict[str, Any], saved: int = 0
 ) -> tuple[float, int]:
-    """Seconds, and bytes received over MPI. `was`: nodes whose memory holds the step that as many ranks have saved."""
+    """The seconds of a load, and the bytes received over MPI. `was`: the number of nodes that saved the step."""
     nodes, holders, tier = NODES[:now], NODES[now:was], "memory" if was else "shared"
     with (
         AgentProcesses(root, nodes, attempt, section, PROGRAMS, holders=holders) as agents,
@@ -130,7 +131,7 @@ def reshard(
 
 
 def load(worker: AgentClient, wants: dict[int, list[int]], tier: str) -> None:
-    """As a Checkpointer's load asks for it."""
+    """Loads as Checkpointer.load does."""
     plan = worker.request("plan", timeout_s=WAIT_S)
     if (plan["step"], plan["tier"]) != (STEP, tier):
         raise RuntimeError(f"got step {plan['step']} from {plan['tier']}, expected step {STEP} from {tier}")
@@ -145,7 +146,7 @@ def load(worker: AgentClient, wants: dict[int, list[int]], tier: str) -> None:
 
 
 def wanted(rank: int, ranks: int, saved: int, blocks: int) -> dict[int, list[int]]:
-    """By saved rank, the blocks that a rank reads of its shard, in order and without a gap."""
+    """For each saved rank, the blocks of its shard that a rank reads, in order and without a gap."""
     each, found = blocks // saved, dict[int, list[int]]()
     for block in range(rank * blocks // ranks, (rank + 1) * blocks // ranks):
         found.setdefault(block // each, []).append(block % each)
@@ -153,7 +154,7 @@ def wanted(rank: int, ranks: int, saved: int, blocks: int) -> dict[int, list[int
 
 
 def least_bytes(was: int, now: int, blocks: int) -> int:
-    """What has to cross: node i has the shard of rank i."""
+    """The least number of bytes that nodes must send each other. Node i has the shard of rank i."""
     wants = [wanted(rank, now, was, blocks) for rank in range(now)]
     return BLOCK_BYTES * sum(
         len(part) for node, want in enumerate(wants) for rank, part in want.items() if rank != node
@@ -161,7 +162,7 @@ def least_bytes(was: int, now: int, blocks: int) -> int:
 
 
 def drop_cached(folder: Path) -> None:
-    """From the page cache."""
+    """Removes the files from the page cache."""
     for path in folder.rglob("*.data"):
         descriptor = os.open(path, os.O_RDONLY)
         try:

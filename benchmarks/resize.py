@@ -1,12 +1,12 @@
-"""Seconds of training lost per resize, by phase, beside the cold start of the same run.
+"""Seconds of training that a resize costs, by phase, beside the cold start of the same run.
 
     python benchmarks/resize.py [--rounds 2] [--layers 1] [--width 64] [--json]
 
-On the local cluster an elastic job grows from two to four nodes and gives two back, and loses one of its nodes at last,
-`--rounds` times. Then it saves to the shared directory, ends, and is submitted anew: that cold start is from submission
-to the first step, with a restore from the shared directory. Lost is the time from the last step of the old size to the
-first of the new one; the phases follow each other and add up to it. All times are those of events.jsonl, but the end of
-the load, which rank 0's log has.
+On the local cluster an elastic job grows from two to four nodes, shrinks to two, and loses a node; `--rounds` times.
+Then it saves to the shared directory and ends. It is submitted again: the cold start is the time from this submission
+to the first step, with a restore from the shared directory. The lost time is that from the last step of the old size to
+the first step of the new one. It is the sum of the phases, which follow one another. All times are from events.jsonl,
+except the end of the load, which is from rank 0's log.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _LOADED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) INFO loaded step 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="resizes of each kind")
-    parser.add_argument("--layers", type=int, default=1, help="of the model")
-    parser.add_argument("--width", type=int, default=64, help="of the model")
+    parser.add_argument("--layers", type=int, default=1, help="size of the model")
+    parser.add_argument("--width", type=int, default=64, help="size of the model")
     parser.add_argument("--json", action="store_true", help="print {kind: {value, unit, peer, ratio, phases, bytes}}")
     args = parser.parse_args()
     rows = measured(args.rounds, ["--layers", str(args.layers), "--width", str(args.width), "--heads", "2"])
@@ -91,7 +91,7 @@ Split = tuple[str, dict[str, float], dict[str, int]]
 
 
 def resized(folder: Path, rounds: int, shape: list[str]) -> list[Split]:
-    """A job that grows and shrinks, and loses a node; it ends with a step in the shared directory."""
+    """A job that grows, shrinks and loses a node. At its end the shared directory has its last step."""
     run = Run(folder, shape)
     kinds: list[str] = []  # by attempt
 
@@ -103,7 +103,7 @@ def resized(folder: Path, rounds: int, shape: list[str]) -> list[Split]:
         trains("start")
         for _ in range(rounds):
             for kind, nodes in (("grow", 4), ("shrink", 2), ("grow", 4)):
-                scale_job(find_job(run.job.job_id), nodes)  # after a lost node the job grows by itself
+                scale_job(find_job(run.job.job_id), nodes)  # after the loss of a node the job grows without a request
                 trains(kind)
             kill_node(run.watch.job_dir, run.watch.events("attempt_start")[-1]["nodes"][-1])
             trains("shrink by a lost node")
@@ -120,7 +120,7 @@ def resized(folder: Path, rounds: int, shape: list[str]) -> list[Split]:
 
 
 class Run:
-    """One elastic job of two to four nodes. The runs of a folder share a checkpoint in the shared directory."""
+    """One elastic job of two to four nodes. All runs in a folder use the same shared directory."""
 
     def __init__(self, folder: Path, shape: list[str]) -> None:
         checkpoint = {
@@ -134,7 +134,7 @@ class Run:
         self.watch = Watch(self.job.paths.folder)
 
     def trains(self, attempt: int) -> None:
-        """Waits until this attempt has saved steps of its own."""
+        """Waits until this attempt has saved new steps."""
         resumed = self.watch.wait_for("first_step", WAIT_S, attempt=attempt)["step"]
         self.watch.wait_for(
             "commit", WAIT_S, attempt=attempt, tier="memory", step=lambda step: step >= resumed + BEFORE_STEPS
@@ -148,11 +148,13 @@ class Run:
 
 
 def split_of(resize: ResizeCost, watch: Watch) -> dict[str, float]:
-    """The phases, one after the other. A phase that ends while an earlier one lasts has cost nothing."""
+    """The seconds of each phase, in order. A phase that ends before an earlier one has 0 seconds."""
     log = watch.job_dir / "log" / f"attempt-{resize.attempt}" / "rank-0.log"
     loaded = _LOADED.search(log.read_text(errors="replace"))
     if loaded is None or None in (resize.met_s, resize.started_s, resize.trained_s):
-        raise SystemExit(f"benchmark: attempt {resize.attempt} lacks an event\n{watch.story()}")
+        raise SystemExit(
+            f"benchmark: attempt {resize.attempt} has no time for a phase: {resize}, {loaded}\n{watch.story()}"
+        )
     loaded_s = datetime.strptime(loaded[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
     ends_s = (resize.ended_s, resize.met_s, resize.started_s, loaded_s, resize.trained_s)
     split, since_s = {}, resize.stopped_s
@@ -163,7 +165,7 @@ def split_of(resize: ResizeCost, watch: Watch) -> dict[str, float]:
 
 
 def read_of(watch: Watch, attempt: int) -> dict[str, int]:
-    """Bytes that a restore took from lower tiers: its shards, by where the agents' plan took each from."""
+    """The bytes that a restore read from lower tiers, from the sources in the agents' plan."""
     restore = next(event for event in watch.events("restore") if event["attempt"] == attempt)
     saved = next(
         event["bytes"] for event in reversed(watch.events("commit"))

@@ -1,10 +1,10 @@
-"""What a supervisor of thousands of nodes costs: a real one, with runners that are real connections and nothing else.
+"""CPU time, memory and latencies of a real supervisor of thousands of nodes, whose runners are connections only.
 
     python benchmarks/supervisor.py [--nodes 1024 4096] [--seconds 10] [--json]
 
-The runners live in two processes and speak the runners' protocol: hello, heartbeats twice a second, started, killed. On
-a machine with few cores they take time from the supervisor: its share of a core is its own, the latencies are upper
-bounds.
+All runners are in two processes. They send what real runners send: hello, two heartbeats a second, started, killed. On
+a machine with few cores they take CPU time from the supervisor, so the latencies are upper bounds. The CPU time is that
+of the supervisor alone.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from launcher.supervisor.supervisor import Supervisor
 CLIENT_PROCESSES = 2
 SPARES = 2  # one for each fault that is made
 DEADLINE_S = 60.0
-_CONNECTING_AT_ONCE = 100  # of one process: from one address the supervisor keeps 256 that are in their handshake
+_CONNECTING_AT_ONCE = 100  # by one process; the supervisor allows 256 handshakes at once from one address
 
 
 class Fleet(LocalCluster):
-    """Runners that are connections from a few processes."""
+    """Simulated runners: connections from a few processes."""
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
         super().__init__(spec, job_dir)
@@ -66,7 +66,7 @@ class Fleet(LocalCluster):
         await super().close(forget=forget)
 
     def ask(self, what: str, node: str | None = None) -> Any:
-        """Has the process of a node, or the first one, do something; returns its answer."""
+        """Sends a request to the process of a node, or to the first process; returns its reply."""
         pipe = self._pipes[0 if node is None else self.nodes.index(node) % CLIENT_PROCESSES]
         pipe.send((what, node))
         if not pipe.poll(DEADLINE_S):
@@ -74,7 +74,7 @@ class Fleet(LocalCluster):
         return pipe.recv()
 
     def last_start_s(self) -> float:
-        """When the last of the runners got the newest order to start (s since the epoch)."""
+        """The time at which the last runner received the newest order to start, in seconds since the epoch."""
         latest = 0.0
         for pipe in self._pipes:
             pipe.send(("last_start", None))
@@ -158,7 +158,7 @@ def _run_clients(nodes: tuple[str, ...], port: int, secret: bytes, pipe: Any) ->
 
 
 def _tcp_bytes(channel: Channel) -> int:
-    """Payload bytes of a connection in both directions, as the kernel counts them (tcp_info in linux/tcp.h)."""
+    """The payload bytes of a connection in both directions, counted by the kernel (tcp_info in linux/tcp.h)."""
     raw = channel._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
     acked, received = struct.unpack_from("QQ", raw, 120)
     return int(acked) + int(received)
@@ -190,7 +190,7 @@ def measure(count: int, seconds: float) -> dict[str, float]:
 
 
 def _drive(fleet: Fleet, job_dir: Path, seconds: float, figures: dict[str, float]) -> None:
-    """What happens to the job, from a thread that only waits; ends it by the signal that a user would send."""
+    """Runs in a thread: measures, closes or silences a connection, then ends the job with a user's SIGINT."""
     try:
         begun = _event(job_dir, "job_start")
         first = _event(job_dir, "attempt_start", attempt=0)
@@ -213,7 +213,7 @@ def _drive(fleet: Fleet, job_dir: Path, seconds: float, figures: dict[str, float
 
 def _watch_steady_state(fleet: Fleet, node: str, seconds: float, figures: dict[str, float]) -> None:
     cpu_s, bytes_before, begun_s = time.process_time(), fleet.ask("bytes", node), time.monotonic()
-    time.sleep(seconds)  # what is measured is a rate
+    time.sleep(seconds)  # a rate is measured over this time
     elapsed_s = time.monotonic() - begun_s
     figures["cpu_share"] = (time.process_time() - cpu_s) / elapsed_s
     figures["bytes_per_node_s"] = (fleet.ask("bytes", node) - bytes_before) / elapsed_s
@@ -256,7 +256,7 @@ _COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of training that is watched")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of training to measure")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     allow_files(max(options.nodes) + 1000)

@@ -1,11 +1,11 @@
-"""What was measured, beside what it is compared with in the same run."""
+"""The results: measured values, each with the values of its peers from the same run."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,17 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured value. The first peer is the one that `ratio` is against: value / peer."""
+    """One measured value, and the same value of other programs or methods (peers)."""
 
     name: str
-    value: float | None  # None: could not be measured here, `missing` says why
+    value: float | None  # None: could not be measured; `missing` has the reason
     unit: str
     peers: dict[str, float] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)  # why a peer is not among them
+    missing: dict[str, str] = field(default_factory=dict)  # peers without a value, with the reason
 
     @property
     def ratio(self) -> float | None:
+        """The value divided by that of the first peer."""
         first = next(iter(self.peers.values()), 0.0)
         return self.value / first if first and self.value is not None else None
 
@@ -33,31 +34,31 @@ class Figure:
 
 
 def timed_s(work: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
+    """The seconds that a call takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def timed_and_cpu_s(work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds that a call takes, and of all cores that this process uses meanwhile."""
+    """The seconds that a call takes, and the CPU seconds that this process uses during the call."""
     before = time.process_time()
     seconds = timed_s(work)
     return seconds, time.process_time() - before
 
 
-def median(values: Iterable[float]) -> float:
-    """The middle of the repeats; one slow repeat on a busy machine does not count."""
-    return statistics.median(values)
+def medians(repeats: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    """The median of each name's repeats. A slow repeat on a busy machine has no effect on it."""
+    return {name: statistics.median(values) for name, values in repeats.items()}
 
 
 def as_json(figures: Iterable[Figure]) -> dict[str, Any]:
-    """By name, as other benchmarks print theirs."""
+    """The figures as JSON, by name."""
     return {figure.name: figure.to_json() for figure in figures}
 
 
 def as_table(figures: Iterable[Figure], title: str) -> Table:
-    """One line for each value, one below for each peer with the ratio to it."""
+    """A table with a line for each value, and below it a line for each peer with the ratio to it."""
     table = Table(title=f"{title}, {os.cpu_count()} cores", title_justify="left")
     table.add_column("measured")
     for column in ("value", "peer's", "ratio"):

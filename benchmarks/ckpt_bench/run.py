@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -21,24 +20,24 @@ from ckpt_bench.flushing import flushes
 from ckpt_bench.growth import SAVES, growth
 from ckpt_bench.loading import loads
 from ckpt_bench.node import BenchNode
-from ckpt_bench.objects import Advance, moved_bytes, objects, objects_at
+from ckpt_bench.objects import Advance, moved_bytes, objects
 from ckpt_bench.peers import Dlrover
 from ckpt_bench.saving import stalls
 from ckpt_bench.scale import scale
 
-_TENSORS = 48  # of four sizes, as a model with its optimizer has them
-_WEIGHTS = (1, 2, 4, 8)
-_OBJECT_BYTES = 256 << 20  # at most
+_TENSORS = 48
+_WEIGHTS = (1, 2, 4, 8)  # the sizes of the tensors relative to each other
+_OBJECT_BYTES = 256 << 20  # largest object in S3
 
 
 def measured_bytes(size_mib: int, repeat: int, *, bucket: bool) -> int:
-    """What a run moves in all, for a bar."""
+    """The number of bytes that a run copies, for its progress bar."""
     return moved_bytes(size_mib << 20, repeat) if bucket else sum(_part_bytes(size_mib << 20, repeat))
 
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """A SIGTERM or SIGHUP meanwhile ends the program as Ctrl-C does: what it has made is removed."""
+    """Makes SIGTERM and SIGHUP end the program as Ctrl-C does: all its files are removed."""
 
     def leave(number: int, frame: Any) -> None:
         sys.exit(128 + number)
@@ -51,26 +50,20 @@ def unwinding() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_bucket(url: str, *, size_mib: int, repeat: int, advance: Advance) -> list[Figure]:
-    """Measures what goes to and from a bucket; see `objects_at`."""
-    return objects_at(url, size_mib << 20, repeat, advance)
-
-
 def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> list[Figure]:
-    """Measures everything; needs about eight times `size_mib` of memory and twice that of disk.
+    """Measures everything. It needs memory of about eight times `size_mib`, and disk space of twice `size_mib`.
 
     Args:
-        size_mib: of the state.
-        repeat: times that each figure is taken; the median counts.
-        directory: where the tiers below memory are to be; on the storage to measure.
-        advance: told of every so many bytes moved.
+        size_mib: size of the state.
+        repeat: number of measurements of each figure, of which the median is taken.
+        directory: a directory on the storage to measure, for the tiers below memory.
+        advance: called with the number of bytes after each part.
 
     Raises:
-        ConfigError: nothing can be made in the directory.
+        ConfigError: the directory does not exist or cannot be written.
     """
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"{directory}: expected a directory that can be written, or s3://bucket/prefix")
-    _log_warnings_only()
     saving, loading, growing, flushing, _ = _part_bytes(size_mib << 20, repeat)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory,
@@ -79,7 +72,7 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
         (ram_dir := Path(memory) / "ram").mkdir(mode=0o700)
         node = BenchNode(ram_dir, Path(shared) / "tiers")
         state = make_state(size_mib << 20)
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # so it is: one process
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one process
         try:
             with closing(Dlrover(size_mib << 20, Path(memory))) as dlrover:
                 figures = stalls(node, state, Path(memory), repeat, dlrover)
@@ -98,20 +91,13 @@ def run(*, size_mib: int, repeat: int, directory: Path, advance: Advance) -> lis
 
 
 def _part_bytes(nbytes: int, repeat: int) -> tuple[int, ...]:
-    """About what saving, loading, growth, flushes and S3 (on two servers) move."""
+    """The approximate bytes that saving, loading, growth, flushes and S3 (two servers) copy."""
     s3 = 2 * moved_bytes(min(nbytes, _OBJECT_BYTES), repeat)
     return 7 * repeat * nbytes, 7 * repeat * nbytes, SAVES * nbytes, 6 * repeat * nbytes, s3
 
 
-def _log_warnings_only() -> None:
-    """The saves are hundreds."""
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    logging.getLogger("ckpt").addHandler(handler)
-
-
 def make_state(nbytes: int) -> dict[str, torch.Tensor]:
-    """Tensors of random numbers, `nbytes` together, or a little less."""
+    """Tensors of random numbers, together `nbytes` or slightly less."""
     weights = [_WEIGHTS[index % len(_WEIGHTS)] for index in range(_TENSORS)]
     unit = nbytes // 4 // sum(weights)
     return {f"layer{index:02d}": torch.randn(unit * weight) for index, weight in enumerate(weights)}

