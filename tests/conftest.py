@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rerun-slurm", action="store_true", help="try a test marked slurm once more when it fails")
 
 
-def _starts_processes(module: Any, seen: set[str]) -> bool:
+@cache  # a module has many tests
+def _starts_processes(module: Any) -> bool:
     """Whether a module's text, or that of a kit it uses, has a word that starts processes."""
+    return _has_word(module, set())
+
+
+def _has_word(module: Any, seen: set[str]) -> bool:
     path = getattr(module, "__file__", None)
     if path is None or not Path(path).is_relative_to(_TESTS) or module.__name__ in seen:
         return False
@@ -71,13 +77,13 @@ def _starts_processes(module: Any, seen: set[str]) -> bool:
     if _STARTS.search(Path(path).read_text()):
         return True
     homes = {getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in vars(module).values()}
-    return any(_starts_processes(sys.modules[home], seen) for home in homes if home in sys.modules)
+    return any(_has_word(sys.modules[home], seen) for home in homes if home in sys.modules)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_itemcollected(item: pytest.Item) -> None:
     module = getattr(item, "module", None)
-    if _starts_processes(module, set()):
+    if _starts_processes(module):
         item.add_marker(pytest.mark.processes)
 
 
@@ -104,12 +110,16 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen: what is counted as skipped was asked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a real Slurm where there can be none, else begin with it: it waits while others compute."""
+    """Begin with the files that need a real Slurm, and of the others with the longest: none of these comes last.
+
+    Where there can be no real Slurm, what needs it is skipped.
+    """
     needing = [item for item in items if item.get_closest_marker("slurm")]
+    files = {item.path for item in needing}
+    long_s = {item.path: marker.kwargs["seconds"] for item in items if (marker := item.get_closest_marker("long"))}
+    items.sort(key=lambda item: (item.path not in files, -long_s.get(item.path, 0)))
     if not needing:
         return
-    files = {item.path for item in needing}
-    items.sort(key=lambda item: item.path not in files)
     if config.getoption("--rerun-slurm"):
         for item in needing:
             item.add_marker(pytest.mark.flaky(reruns=1))

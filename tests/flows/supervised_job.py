@@ -16,7 +16,7 @@ TAKE_OVER_S = 60.0  # longer than any take-over takes on a machine that does muc
 
 
 class SupervisedJob(BrokenJob):
-    """A job whose supervisors are lost: 2 nodes and 3 spares, one of which is the batch host."""
+    """A job whose supervisors are lost: 2 nodes and, unless changed, 3 spares. The batch host is a spare."""
 
     def __init__(self, cluster: Any, folder: Path, **changes: Any) -> None:
         super().__init__(cluster, folder, **{"spares": 3} | changes)

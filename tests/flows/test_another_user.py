@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slurm
 
 STRANGER = "games"
 JOB = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 import torch
 from ckpt import Checkpointer
@@ -38,6 +38,7 @@ with Checkpointer.from_env() as ckpt:
         ckpt.save(step, state)
         if ckpt.should_stop(step):
             break
+        time.sleep(0.05)
 """
 # Run inside a node, by the system's own Python: prints what it could do to each of the things given.
 PROBE = """

@@ -12,19 +12,44 @@ from elastic_run import GLOBAL_BATCH, SAMPLES, elastic_job, fixed_run, resized_r
 from main_job import Watch
 
 from launcher import Executor, JobSpec
+from launcher.history.recovery import recoveries
 from launcher.registry import find_job
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import stop_job
 
-SIZES = [2, 4, 2, 3]
+pytestmark = pytest.mark.long(seconds=50)
+
+SIZES = [2, 4, 3]
+PACED = Path(__file__).with_name("paced.py")
 
 
-def assert_follows_a_fixed_job(job_dir: Path, folder: Path) -> None:
+class FixedRun:
+    """The samples and losses of a job on one node, as far as a test has asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._samples: dict[int, list[int]] = {}
+        self._losses: dict[int, float] = {}
+
+    def history(self, steps: int) -> tuple[dict[int, list[int]], dict[int, float]]:
+        if steps > len(self._samples):
+            job_dir = fixed_run(self._folder / str(steps), steps).job_dir
+            self._samples, self._losses, _ = surviving_history(job_dir)
+        asked = range(1, steps + 1)
+        return {step: self._samples[step] for step in asked}, {step: self._losses[step] for step in asked}
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> FixedRun:
+    return FixedRun(tmp_path_factory.mktemp("fixed"))
+
+
+def assert_follows_a_fixed_job(job_dir: Path, fixed: FixedRun) -> None:
     """Same samples at each step, each counted once an epoch; same losses within floating-point reordering."""
     samples, losses, _ = surviving_history(job_dir)
     steps = len(samples)
     assert sorted(samples) == list(range(1, steps + 1))
-    expected, expected_losses, _ = surviving_history(fixed_run(folder, steps).job_dir)
+    expected, expected_losses = fixed.history(steps)
     assert samples == expected
     counts = Counter(Counter(sample for step in samples.values() for sample in step).values())
     whole, rest = divmod(steps * GLOBAL_BATCH, SAMPLES)
@@ -34,17 +59,20 @@ def assert_follows_a_fixed_job(job_dir: Path, folder: Path) -> None:
 
 
 @pytest.mark.timeout(400)  # two whole runs
-def test_a_job_that_grows_and_shrinks_as_asked_sees_each_sample_once(tmp_path: Path) -> None:
-    watch = resized_run(tmp_path, SIZES)
+def test_a_job_that_grows_and_shrinks_as_asked_sees_each_sample_once(tmp_path: Path, fixed: FixedRun) -> None:
+    watch = resized_run(tmp_path, SIZES, script=str(PACED))
     ranks = surviving_history(watch.job_dir)[2]
     sizes = [size for size, _ in itertools.groupby(ranks[step] for step in sorted(ranks))]
     turns = [b for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False) if (b - a) * (c - b) < 0]
     assert [sizes[0], *turns, sizes[-1]] == SIZES  # others are passed where two boosters join one after the other
     assert not watch.events("fault"), watch.story()
-    assert_follows_a_fixed_job(watch.job_dir, tmp_path / "fixed")
+    assert_follows_a_fixed_job(watch.job_dir, fixed)
 
 
-def test_a_job_that_shrinks_by_a_loss_sees_each_sample_once(tmp_path: Path) -> None:
+def test_without_a_spare_a_job_goes_on_with_the_survivors_and_sees_each_sample_once(
+    tmp_path: Path, fixed: FixedRun
+) -> None:
+    """The node that was the first: the others move up, and what it held comes from its partner's copy."""
     steps = 60  # 2.9 epochs
     spec = elastic_job(steps, nodes=3, elastic={"min_nodes": 2})
     job = Executor(folder=tmp_path / "%j", cluster="local").submit(spec)
@@ -54,7 +82,11 @@ def test_a_job_that_shrinks_by_a_loss_sees_each_sample_once(tmp_path: Path) -> N
     assert job.result()["name"] == "done", watch.story()
     ranks = surviving_history(job.paths.folder)[2]
     assert ranks[1] == 3 and ranks[steps] == 2
-    assert_follows_a_fixed_job(job.paths.folder, tmp_path / "fixed")
+    (recovery,) = recoveries(watch.events(), {})
+    assert (recovery.node, recovery.rung, recovery.restored_from) == ("node0", "shrink", "memory"), watch.story()
+    assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
+    assert watch.wait_for("attempt_start", 1, attempt=1)["nodes"] == ["node1", "node2"]
+    assert_follows_a_fixed_job(job.paths.folder, fixed)
 
 
 HYPERPOD_SCRIPT = """

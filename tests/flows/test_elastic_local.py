@@ -25,6 +25,8 @@ from launcher.runner.memory import memory_dir
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job, scale_job
 
+pytestmark = pytest.mark.long(seconds=50)
+
 SIZE_S = 90.0
 
 
@@ -75,6 +77,12 @@ class LocalJob:
         """The steps of which a node's disk has its part."""
         return [save.step for save in NvmeTier(self.disks, "local", node=node).steps()]
 
+    def keeps_nothing(self, node: str) -> None:
+        """Waits until a node's memory and disk have nothing of the job."""
+        memory = memory_dir(local_run_id(self.folder), node)
+        self.watch.until(lambda: None if memory.exists() else True, SIZE_S, f"end of {node}'s memory")
+        self.watch.until(lambda: None if self.on_disk(node) else True, SIZE_S, f"end of {node}'s steps")
+
     def finish(self, reference: dict[int, str]) -> None:
         """Has it end; its weights are those of a run that nothing interrupts, as its gradients are whole numbers."""
         (self.folder / "finish").touch()
@@ -112,21 +120,26 @@ def read_newest(tier: Tier) -> None:
 def test_its_state_goes_from_memory_to_memory_and_nothing_is_read_below(
     tmp_path: Path, steady_digests: dict[int, str]
 ) -> None:
-    """Neither as it grows nor as it shrinks, though the shared directory and the bucket have steps to read."""
+    """Neither as it grows nor as it shrinks, though the shared directory and the bucket have steps to read. Nodes that
+    leave keep nothing of it; those that stay keep what is on their disks.
+    """
     shared, section = tmp_path / "shared", {"every_steps": 20, "keep": 2}
     shared.mkdir()
     with s3_server(tmp_path / "s3") as s3:
         reads = TierReads(mapped=shared, served=s3.root)
         tiers = {"shared": section | {"path": str(shared)}, "s3": section | s3.section()}
         with running(LocalJob(tmp_path, **tiers)) as job:
-            job.trains_on(2)
+            trains = job.trains_on(2)
             for nodes in (4, 2, 3):
-                for tier in ("shared", "s3"):
-                    job.watch.wait_for(
-                        "commit", SIZE_S, tier=tier, attempt=job.watch.events("attempt_start")[-1]["attempt"]
-                    )
+                for tier in ("shared", "s3", "nvme"):
+                    job.watch.wait_for("commit", SIZE_S, tier=tier, attempt=trains["attempt"])
+                before = trains["nodes"]
+                assert all(job.on_disk(node) for node in before)
                 job.scale(nodes)
-                job.trains_on(nodes)
+                trains = job.trains_on(nodes)
+                for node in {*before} - {*trains["nodes"]}:
+                    job.keeps_nothing(node)
+            job.watch.wait_for("commit", SIZE_S, tier="nvme", attempt=trains["attempt"])
             assert reads.files() == [], job.watch.story()
             ends = job.watch.events("attempt_end")
             # Of the two boosters that four nodes need, one may come later, in a resize of its own.
@@ -135,31 +148,11 @@ def test_its_state_goes_from_memory_to_memory_and_nothing_is_read_below(
             assert restores == [(event["step"], "memory") for event in ends], job.watch.story()
             assert not job.watch.events("fault") and not job.watch.events("backoff"), job.watch.story()
             job.finish(steady_digests)
+            assert all(job.on_disk(node) for node in trains["nodes"])  # the job has ended: what it left there stays
         for tier in (SharedTier(shared, "local"), S3Tier(s3.section()["url"], "local", s3.options)):
-            before = len(reads.files())
+            before_read = len(reads.files())
             read_newest(tier)
-            job.watch.until(lambda before=before: len(reads.files()) > before or None, 10, "read that is counted")
-
-
-def test_nodes_that_leave_keep_nothing_of_it_and_those_that_stay_keep_their_disks(
-    job: LocalJob, steady_digests: dict[int, str]
-) -> None:
-    job.trains_on(2)
-    job.scale(4)
-    four = job.trains_on(4)
-    job.watch.wait_for("commit", SIZE_S, tier="nvme", attempt=four["attempt"])
-    assert all(job.on_disk(node) for node in four["nodes"])
-    job.scale(2)
-    two = job.trains_on(2)["nodes"]
-    for node in {*four["nodes"]} - {*two}:
-        memory = memory_dir(local_run_id(job.folder), node)
-        job.watch.until(lambda memory=memory: None if memory.exists() else True, SIZE_S, f"end of {node}'s memory")
-        job.watch.until(lambda node=node: None if job.on_disk(node) else True, SIZE_S, f"end of {node}'s steps")
-    job.scale(3)
-    three = job.trains_on(3)
-    job.watch.wait_for("commit", SIZE_S, tier="nvme", attempt=three["attempt"])
-    job.finish(steady_digests)
-    assert all(job.on_disk(node) for node in three["nodes"])  # the job has ended: what it left there stays
+            job.watch.until(lambda seen=before_read: len(reads.files()) > seen or None, 10, "read that is counted")
 
 
 def test_a_booster_that_is_lost_costs_what_a_lost_node_costs_and_the_next_one_comes(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from main_job import STEPS, Watch, main_job
+from main_job import Watch, main_job
 from s3_kit import KEY, SECRET, s3_server
 
 from launcher import Executor
@@ -15,6 +15,8 @@ from launcher.history.recovery import recoveries
 from launcher.registry import find_job
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job
+
+pytestmark = pytest.mark.long(seconds=50)
 
 
 def test_a_killed_node_is_replaced_and_the_weights_are_those_of_a_run_without(
@@ -35,22 +37,6 @@ def test_a_killed_node_is_replaced_and_the_weights_are_those_of_a_run_without(
     assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
     assert recovery.detect_s is not None and recovery.detect_s < 3
     assert "node3" in watch.wait_for("attempt_start", 1, attempt=1)["nodes"]
-
-
-def test_without_a_spare_left_an_elastic_job_goes_on_with_the_survivors(tmp_path: Path) -> None:
-    """The node that was the first: the others move up, and what it held comes from its partner's copy."""
-    job = Executor(folder=tmp_path / "%j", cluster="local").submit(main_job(spares=0, elastic={"min_nodes": 2}))
-    watch = Watch(job.paths.folder)
-    watch.wait_for("commit", 90, tier="memory", step=lambda step: step >= 20)
-    kill_node(watch.job_dir, "node0")
-
-    outcome = job.result()
-
-    assert (outcome["name"], outcome["step"]) == ("done", STEPS), watch.story()
-    (recovery,) = recoveries(watch.events(), {})
-    assert (recovery.node, recovery.rung, recovery.restored_from) == ("node0", "shrink", "memory"), watch.story()
-    assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
-    assert watch.wait_for("attempt_start", 1, attempt=1)["nodes"] == ["node1", "node2"]
 
 
 def test_a_job_that_was_cancelled_is_followed_by_the_next_at_once(tmp_path: Path) -> None:
@@ -76,15 +62,6 @@ def test_a_run_that_cannot_be_noted_is_followed_all_the_same(
     (tmp_path / "job.yaml").write_text("name: unnoted\nscript: script.py\nnodes: 1\n")
     assert main(["run", str(tmp_path / "job.yaml"), "--folder", str(tmp_path / "runs" / "%j")]) == 0
     assert "done" in capsys.readouterr().out.splitlines()[-1]
-
-
-def test_without_a_spare_left_the_job_names_the_cause(tmp_path: Path) -> None:
-    job = Executor(folder=tmp_path / "%j", cluster="local").submit(main_job(spares=0))
-    watch = Watch(job.paths.folder)
-    watch.wait_for("commit", 90, tier="memory", step=lambda step: step >= 5)
-    kill_node(watch.job_dir, "node2")
-    with pytest.raises(Exception, match=r"too_few_nodes.*node2"):
-        job.result()
 
 
 def test_agents_use_the_credentials_that_the_job_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def folder() -> Iterator[Path]:
 
 
 def write_job(folder: Path, **tiers: Any) -> None:
-    job = {"name": "t", "script": "train.py", "nodes": 2, "restart": {"max_without_progress": 1}}
+    job = {"name": "t", "script": "train.py", "nodes": 1, "restart": {"max_without_progress": 1}}
     checkpoint = {"namespace": "mine", "memory": {"every_steps": 1}, **tiers}
     (folder / "job.yaml").write_text(yaml.safe_dump(job | {"checkpoint": checkpoint}))
 
@@ -101,9 +101,9 @@ def test_it_is_refused_when_the_job_starts(folder: Path) -> None:
 
 def test_a_nodes_disk_that_refuses_is_said_before_the_first_save(folder: Path) -> None:
     write_job(folder, nvme={"path": str(folder / "open"), "every_steps": 1000})
-    plant(folder / "open" / "node1" / "mine")
+    plant(folder / "open" / "node0" / "mine")
     victim(folder, "-c", SUPERVISE)
     events = read_events(folder / "job" / "events.jsonl")
     problems = [f"{event['what']}: {event.get('detail')}" for event in events if event["event"] == "problem"]
     assert any(f"belongs to uid {NEIGHBOUR.pw_uid}" in problem for problem in problems), events
-    assert not list((folder / "open" / "node1" / "mine").iterdir())
+    assert not list((folder / "open" / "node0" / "mine").iterdir())

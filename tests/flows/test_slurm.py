@@ -1,11 +1,7 @@
-"""The main job on a real Slurm cluster of four nodes, submitted in each way, with nodes lost for real."""
+"""Jobs on a real Slurm cluster of four nodes: nodes lost for real, the job requeued and preempted."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,13 +10,11 @@ import pytest
 import yaml
 from broken_job import BrokenJob
 from main_job import ARGS, SCRIPT, Watch
-from slurm_kit import HOLDFAST, ends_as, scheduler_view, submit, write_job
+from slurm_kit import ends_as, shown, status, submit, write_job
 
 from launcher.history.recovery import recoveries
 
 pytestmark = pytest.mark.slurm
-
-TEMPLATE = Path(__file__).resolve().parents[2] / "sbatch_templates" / "train.sbatch"
 
 
 @pytest.fixture
@@ -47,28 +41,24 @@ def in_mid_training(watch: Watch, step: int = 20) -> None:
 
 
 def test_a_node_whose_link_goes_down_is_replaced_within_seconds(
-    slurm_cluster: Any, job_file: Path, reference_sha256: str
+    slurm_cluster: Any, steady_digests: dict[int, str]
 ) -> None:
-    job_id, watch = submit(slurm_cluster, job_file)
-    in_mid_training(watch)
-    lost = watch.events("attempt_start")[0]["nodes"][1]
-    cut_at = time.time()
-    slurm_cluster.node_down(lost)
+    job = BrokenJob(slurm_cluster, slurm_cluster.home / "link-down", workers_per_node=1, restart={})
+    job.settle()
+    lost = job.node_of(1)
+    comeback = job.recover(lambda: slurm_cluster.node_down(lost))
 
-    fault = watch.wait_for("fault", 10, node=lost)
-    watch.wait_for("job_end", 120, outcome="done")  # Slurm itself waits for the lost node until SlurmdTimeout
-
-    assert fault["kind"] == "node_lost" and fault["time"] - cut_at < 10, watch.story()
-    (recovery,) = recoveries(watch.events(), {lost: cut_at})
-    assert (recovery.rung, recovery.restored_from) == ("spare", "memory"), watch.story()
-    assert recovery.step_resumed is not None and 20 <= recovery.step_resumed <= recovery.step_lost
-    sources = watch.wait_for("restore", 1, attempt=1)["sources"]
-    assert sources["1"].startswith("partner"), watch.story()
-    assert watch.sha256 == reference_sha256
-    status = slurm_cluster.run_as_user([*HOLDFAST, "status", job_id, "--json"], cwd=job_file.parent, timeout_s=60)
-    assert lost in json.loads(status.stdout)["out"]
-    shown = slurm_cluster.run_as_user([*HOLDFAST, "status", job_id], cwd=job_file.parent, timeout_s=60).stdout
-    assert f"{lost}" in shown and fault["reason"].split()[0] in shown
+    fault, recovery = comeback.fault, comeback.recovery
+    assert (fault["kind"], fault["node"]) == ("node_lost", lost), job.watch.story()
+    assert (recovery.rung, recovery.restored_from) == ("spare", "memory"), job.watch.story()
+    assert recovery.detect_s is not None and recovery.detect_s < 10
+    assert comeback.lost_nothing_committed, job.watch.story()
+    sources = job.watch.wait_for("restore", 1, attempt=1)["sources"]
+    assert sources["1"].startswith("partner"), job.watch.story()
+    assert lost in status(slurm_cluster, job.job_id)["out"]
+    told = shown(slurm_cluster, job.job_id)
+    assert lost in told and fault["reason"].split()[0] in told
+    job.finish(steady_digests)  # Slurm itself waits for the lost node until SlurmdTimeout
 
 
 @pytest.mark.faults
@@ -82,56 +72,6 @@ def test_a_crashed_node_is_noticed_at_once(slurm_cluster: Any, job_file: Path, r
     (recovery,) = recoveries(watch.events(), {lost: crashed_at})
     assert (recovery.node, recovery.rung, recovery.restored_from) == (lost, "spare", "memory"), watch.story()
     assert recovery.detect_s is not None and recovery.detect_s < 10
-    assert watch.sha256 == reference_sha256
-
-
-SUBMITIT_PROGRAM = """
-import json, sys
-from launcher import Executor, Torchrun
-executor = Executor(folder="runs/%j")
-executor.update_parameters(nodes=3, spares=1, slurm_partition="train", timeout_min=10)
-checkpoint = {"namespace": "python", "memory": {"every_steps": 5}}
-job = executor.submit(Torchrun(sys.argv[1], *sys.argv[2:], checkpoint=checkpoint))
-result = job.result()
-print(json.dumps({"result": result, "state": job.state, "stdout": job.stdout(), "folder": str(job.paths.folder)}))
-"""
-
-
-def test_from_python_the_job_is_a_submitit_job(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
-    argv = [sys.executable, "-c", SUBMITIT_PROGRAM, str(SCRIPT), *ARGS]
-    done = slurm_cluster.run_as_user(argv, cwd=job_file.parent, timeout_s=150)
-    told = json.loads(done.stdout.splitlines()[-1])
-    watch = Watch(Path(told["folder"]))
-    assert told["result"]["name"] == "done", watch.story()
-    assert told["state"] == "COMPLETED" and "attempt_start" in told["stdout"]
-    assert watch.sha256 == reference_sha256
-
-
-def test_the_sbatch_template_runs_the_same_job(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
-    shutil.copy(TEMPLATE, job_file.parent / "train.sbatch")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    submitted = slurm_cluster.run_as_user(
-        ["sbatch", "--parsable", "--nodes=4", "train.sbatch", "job.yaml"],
-        cwd=job_file.parent,
-        env={"PATH": path},
-        timeout_s=30,
-    )
-    job_id = submitted.stdout.strip().split(";")[0]
-    watch = Watch(job_file.parent / "runs" / job_id, lambda: scheduler_view(slurm_cluster))
-    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
-    assert watch.sha256 == reference_sha256
-
-
-def test_a_requeued_job_goes_on_from_memory(slurm_cluster: Any, job_file: Path, reference_sha256: str) -> None:
-    job_id, watch = submit(slurm_cluster, job_file)
-    in_mid_training(watch)
-    slurm_cluster.run_as_user(["scontrol", "requeue", job_id], timeout_s=20)
-
-    agreed = watch.wait_for("attempt_end", 60, attempt=0, outcome="stopped")
-    restored = watch.wait_for("restore", 120, attempt=1)
-    watch.until(ends_as(slurm_cluster, job_id, "COMPLETED"), 150, "completed job")
-
-    assert restored["step"] == agreed["step"] and restored["tier"] == "memory", watch.story()
     assert watch.sha256 == reference_sha256
 
 
@@ -154,22 +94,24 @@ def test_a_requeued_job_whose_memory_is_gone_goes_on_from_the_shared_directory(
     assert watch.sha256 == reference_sha256
 
 
-def test_a_preempted_job_stops_at_a_boundary_and_goes_on(slurm_cluster: Any, steady_digests: dict[int, str]) -> None:
+def test_a_requeued_or_preempted_job_stops_at_a_boundary_and_goes_on_from_memory(
+    slurm_cluster: Any, steady_digests: dict[int, str]
+) -> None:
     """A job that trains until it is told to end: Slurm may take its time to find that another one is more urgent."""
-    job = BrokenJob(slurm_cluster, slurm_cluster.home / "preempted", spares=2, restart={})
-    job.settle()
+    job = BrokenJob(slurm_cluster, slurm_cluster.home / "requeued", spares=2, restart={})
+    requeue = ["scontrol", "requeue", job.job_id]
     urgent = ["sbatch", "--parsable", "-p", "urgent", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "true"]
-    slurm_cluster.run_as_user(urgent, cwd=slurm_cluster.home, timeout_s=60)
-
-    told = job.watch.wait_for("stop_requested", 60)
-    agreed = job.watch.wait_for("attempt_end", 60, attempt=0)
-    restored = job.watch.wait_for("restore", 120, attempt=1)
+    for attempt, (command, reason) in enumerate([(requeue, "requeue"), (urgent, "preempted")]):
+        job.settle()
+        slurm_cluster.run_as_user(command, cwd=slurm_cluster.home, timeout_s=60)
+        agreed = job.watch.wait_for("attempt_end", 60, attempt=attempt)
+        restored = job.watch.wait_for("restore", 120, attempt=attempt + 1)
+        assert job.watch.events("stop_requested")[-1]["reason"] == reason, job.watch.story()
+        assert agreed["outcome"] == "stopped", job.watch.story()
+        assert (restored["step"], restored["tier"]) == (agreed["step"], "memory"), job.watch.story()
     job.settle()
     job.finish(steady_digests)
     job.watch.until(ends_as(slurm_cluster, job.job_id, "COMPLETED"), 60, "completed job")
-
-    assert (told["reason"], agreed["outcome"]) == ("preempted", "stopped"), job.watch.story()
-    assert (restored["step"], restored["tier"]) == (agreed["step"], "memory"), job.watch.story()
 
 
 PAIR = """

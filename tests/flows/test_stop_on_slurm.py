@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +17,19 @@ def stop(job: BrokenJob, *options: str) -> str:
 
 
 def test_a_request_outlives_the_supervisor_and_the_job_is_not_requeued(
-    fault_cluster: Any, small_share: Path, steady_digests: dict[int, str]
+    slurm_cluster: Any, steady_digests: dict[int, str]
 ) -> None:
-    job = SupervisedJob(fault_cluster, small_share / "stop")
-    waiting = BrokenJob(fault_cluster, small_share / "stop-queued", "--hold")
+    job = SupervisedJob(slurm_cluster, slurm_cluster.home / "stop", spares=1)
+    waiting = BrokenJob(slurm_cluster, slurm_cluster.home / "stop-queued", "--hold")
     step = job.settle() + 150
     stop(job, "--at-step", str(step))
-    assert status(fault_cluster, job.job_id)["stop"].startswith(f"after step {step} (asked on ")
+    assert status(slurm_cluster, job.job_id)["stop"].startswith(f"after step {step} (asked on ")
     job.taken_over(lambda: job.signal_supervisor("KILL", job.term))
 
-    assert job_state(fault_cluster, waiting.job_id) == "PENDING"
+    assert job_state(slurm_cluster, waiting.job_id) == "PENDING"
     assert stop(waiting).startswith(f"job {waiting.job_id} has left the queue")
-    assert job_state(fault_cluster, waiting.job_id) == "CANCELLED"
-    assert status(fault_cluster, waiting.job_id)["state"] == "halted"
+    assert job_state(slurm_cluster, waiting.job_id) == "CANCELLED"
+    assert status(slurm_cluster, waiting.job_id)["state"] == "halted"
 
     end = job.watch.wait_for("job_end", 120)
     assert (end["outcome"], end["step"] >= step) == ("halted", True), job.watch.story()

@@ -19,7 +19,7 @@ import os
 from launcher import Executor, Torchrun
 open("train.py", "w").write("import os, sys; print(sys.argv[1], os.environ['WORLD_SIZE'])")
 executor = Executor()
-executor.update_parameters(nodes=1, spares=1, timeout_min=10, slurm_additional_parameters={"comment": "array"})
+executor.update_parameters(nodes=1, timeout_min=10, slurm_additional_parameters={"comment": "array"})
 with executor.batch():
     jobs = [executor.submit(Torchrun("train.py", f"seed {seed}")) for seed in range(2)]
 for job in jobs:

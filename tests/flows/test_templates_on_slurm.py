@@ -1,4 +1,4 @@
-"""The batch scripts to copy, submitted to a real Slurm as their users would; train.sbatch is in test_slurm.py."""
+"""The batch scripts to copy, submitted to a real Slurm as their users would."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def folder(slurm_cluster: Any) -> Path:
     (folder / "hello.py").write_text(HELLO)
     (folder / "gated.py").write_text(GATED)
     (folder / "train.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])\n")
+    (folder / "job.yaml").write_text("script: train.py\nargs: [--lr, 3e-4]\nnodes: 1\n")
     subprocess.run(["chown", "-R", slurm_cluster.user, folder], check=True)
     return Path(folder)
 
@@ -96,6 +97,7 @@ def ended(cluster: Any, job_id: str, folder: Path, timeout_s: float = 120) -> tu
 
 
 def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None:
+    train = sbatch(slurm_cluster, folder, "--nodes=1", "train.sbatch", "job.yaml")
     spares = sbatch(slurm_cluster, folder, "--nodes=2", "train_with_spares.sbatch")
     yielding = "--export=ALL,OMPI_MCA_mpi_yield_when_idle=1"
     mpi = sbatch(slurm_cluster, folder, "--nodes=2", f"{yielding},SPARES=0", "mpi.sbatch", "hello.py")
@@ -104,6 +106,10 @@ def test_each_template_runs_to_its_end(slurm_cluster: Any, folder: Path) -> None
     nccl = sbatch(slurm_cluster, folder, "--nodes=2", "--ntasks-per-node=2", "nccl_tests.sbatch")
 
     deep = sbatch(slurm_cluster, folder, "--nodes=2", "--export=ALL,LEVEL=prolog", "deep_check.sbatch")
+
+    code, said = ended(slurm_cluster, train, folder)
+    assert code == "0:0" and "attempt_start" in said, said
+    assert (folder / "runs" / train / "log/attempt-0/rank-0.log").read_text() == "0 ['--lr', '3e-4']\n"
 
     code, said = ended(slurm_cluster, spares, folder)
     assert code == "0:0", said
