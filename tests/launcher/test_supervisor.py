@@ -387,6 +387,7 @@ def test_the_agreed_stop_wins_over_a_scripts_sigterm_handler_where_the_script_as
         for pid in set(pids_with_environment({"HOLDFAST_RUN_ID": local_run_id(job.dir)})) - ranks:
             os.kill(pid, signal.SIGTERM)
         if attempt == 0:
+            job.wait_for_event("first_step")
             job.wait_for_event("problem", lambda event: event["what"].startswith("the script handles SIGTERM itself"))
         for pid in ranks:
             os.kill(pid, signal.SIGTERM)
@@ -514,7 +515,10 @@ with Checkpointer.from_env() as ckpt:
             ckpt.save(step, state)
         if attempt != "0" and ckpt.should_stop(step):
             break
-        (job / f"up-{attempt}-{rank}").touch()
+        if step == 3:
+            (job / f"up-{attempt}-{rank}").touch()
+        while attempt == "0" and step == 3:  # the signal comes in the middle of a step, before the agreed one
+            time.sleep(0.01)
         time.sleep(0.01)
 print("stopped at", step)
 """
