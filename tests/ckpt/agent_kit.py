@@ -254,6 +254,7 @@ class World:
         self._checkpoint = checkpoint
         self._deadlines = deadlines
         self._until_unused = until_unused
+        self.is_restored = generation > 0
         for node in (*nodes, *holders):
             ram_dir = root / node
             ram_dir.mkdir(mode=0o700, exist_ok=True)
@@ -297,7 +298,12 @@ class World:
         self._memories = []
 
     async def save(self, step: int, slot: int, flush: bool = False) -> None:
-        """All workers save; returns when all have heard of the commit."""
+        """All workers save; returns when all have heard of the commit.
+
+        As a worker does, they ask for the plan before the first save. The restore might take up an earlier save.
+        """
+        if not self.is_restored:
+            await self.plan()
         for worker in self.workers:
             worker.save(step, slot, flush=flush)
         for worker in self.workers:
@@ -334,6 +340,7 @@ class World:
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""
+        self.is_restored = True
         plans = [await worker.request("plan") for worker in self.workers]
         first = dict(plans[0])
         for plan in (first, *plans):

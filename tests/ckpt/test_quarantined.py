@@ -158,7 +158,6 @@ def place(kind: str, root: Path, server: S3Server) -> tuple[CheckpointConfig, Ca
 async def flushed(root: Path, checkpoint: CheckpointConfig) -> None:
     """Steps 10 and 20 are in the lower tier, and in no memory."""
     async with World(root, ["a", "b"], 0, checkpoint) as world:
-        await world.plan()  # as a worker does: a save before that may be taken up by the restore
         for step, slot in ((10, 0), (20, 1)):
             await world.save(step, slot)
             await world.await_saves()

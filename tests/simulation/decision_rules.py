@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.core.attempt import SECONDARY_CAUSE_WINDOW_S
 from launcher.core.commands import (
     AskAllocation,
+    AskUnusable,
     Command,
+    Dismiss,
     EndAllocation,
+    KillAgents,
     LookAtOwnCheckpoints,
+    ProbeFolder,
     Purpose,
     Record,
+    ReleaseRunners,
     StartRunners,
 )
+from launcher.core.faults import START_TIMEOUT
 from launcher.core.inputs import (
     AllocationAsked,
     Committed,
@@ -35,6 +42,8 @@ from simulation.violation import Violation
 _TELLS_STEP = (Committed, FirstStep, Progress, WorkersEnded, WorkersKilled)
 _STRANGER = "which this job has not asked for"
 _NOT_LEAVING = (Phase.READY, Phase.TRAINING, Phase.RETURNING)
+_AWAITS = {AskUnusable: Stage.ASKING, ProbeFolder: Stage.PROBING, LookAtOwnCheckpoints: Stage.LOOKING}
+_AT_END = (Stage.CONFIRMING, Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED)
 
 
 class DecisionRules:
@@ -66,13 +75,20 @@ class DecisionRules:
         self._check_reports(before, message, state)
         if state.boosters or before.boosters or self._asked or todo:
             self._check_boosters(before, message, state, todo)
+        if state.members is not before.members and state.stage is not Stage.ENDED:
+            _check_dismissals(before, state, todo)
+        if before.requests.is_halt_pending and not (state.requests.is_halt_pending or state.requests.is_halt):
+            raise Violation("what is asked is known", "a halt that was due is forgotten")
         if state.stage is Stage.GATHERING:
             _check_gathering(state)
         if before.stage is Stage.CLOSING and state.stage is not Stage.CLOSING:
             _check_close(before, message, state, now_s)
         if state.attempt is not None and state.stage is Stage.ATTEMPT and state.attempt.phase is AttemptPhase.KILLING:
             _check_killing(state)
+        if before.attempt is not None and before.attempt.phase is AttemptPhase.FINDING_CAUSE:
+            _check_cause(before, state, now_s)
         for command in todo:
+            _check_stage(command, state)
             if type(command) is LookAtOwnCheckpoints and not state.job.names_own_checkpoints:
                 raise Violation("only files that are named are looked for", f"{command}")
             if type(command) is Record:
@@ -87,6 +103,13 @@ class DecisionRules:
                 raise Violation("a booster that is not needed is ended", f"{message.allocation} is not")
         elif command.event == "attempt_start":
             self._usable = state.members.usable
+            if self._has_launcher or state.launch.is_under_way:
+                raise Violation("the runners' launcher is released before an attempt", f"{state.launch}")
+        elif command.event == "fault" and command.fields["kind"] == START_TIMEOUT and state.attempt is not None:
+            _check_late_start(command, state)
+        elif command.event == "problem" and "nothing is saved until the next attempt" in command.fields["what"]:
+            if KillAgents() not in todo:
+                raise Violation("agents that are given up are ended", f"{todo}")
         elif command.event == "resize" and command.fields["reason"] == "more nodes are there":
             settled_s = now_s - self._usable_s
             if settled_s < state.job.elastic.scaling_timeout_s:
@@ -96,12 +119,14 @@ class DecisionRules:
         """One launcher at a time, and no node on which no process can be started."""
         if type(message) is LaunchEnded:
             self._unstarted.update(message.failed)
-            self._has_launcher = self._has_launcher and not (message.has_ended or message.failed)
+            self._has_launcher = self._has_launcher and not message.has_ended
         elif type(message) is UnusableAnswered and message.purpose is Purpose.AGAIN:  # all are started anew
             self._unstarted.clear()
             self._has_launcher = False
         for command in todo:
-            if type(command) is StartRunners:
+            if type(command) is ReleaseRunners:
+                self._has_launcher = False
+            elif type(command) is StartRunners:
                 if self._has_launcher:
                     raise Violation("one launcher at a time", f"{command}")
                 if again := self._unstarted.intersection(command.nodes):
@@ -148,7 +173,59 @@ class DecisionRules:
             _check_booster(booster, state)
 
 
+def _check_stage(command: Command, state: State) -> None:
+    """The stage tells what is waited for."""
+    awaits = _AWAITS.get(type(command))
+    if awaits is None or state.stage is awaits or state.stage in _AT_END:
+        return
+    if type(command) is AskUnusable and command.purpose not in (Purpose.START, Purpose.AGAIN):
+        phases = {node: state.members[node].phase for node in command.nodes if node in state.members}
+        if command.purpose is Purpose.RETURN and {*phases.values()} - {Phase.RETURNING}:
+            raise Violation("a node that is back is judged", f"{command}: {phases}")
+        return
+    if type(command) is LookAtOwnCheckpoints and state.stage is Stage.ATTEMPT:
+        return
+    raise Violation("the stage tells what is waited for", f"{command} in {state.stage}")
+
+
+def _check_dismissals(before: State, state: State, todo: tuple[Command, ...]) -> None:
+    """The runner of a node that is out, and not only lost, exits."""
+    dismissed = {command.node for command in todo if type(command) is Dismiss}
+    for node, member in state.members.table.items():
+        if member.phase is not Phase.OUT or member.is_lost or node in dismissed:
+            continue
+        was = before.members.table.get(node)
+        if was is None or (was.phase is not Phase.OUT and was.phase is not Phase.RETURNING):
+            raise Violation("the runner of a node that is out exits", f"{node}: {member}, before {was}")
+
+
+def _check_cause(before: State, state: State, now_s: float) -> None:
+    """Failures that follow from another one are no cause before that one had the time to be reported."""
+    of, now = before.attempt, state.attempt
+    assert of is not None
+    if now is None or now.phase is AttemptPhase.FINDING_CAUSE or of.faults or state.requests.is_cancelled:
+        return
+    told = {failure.node for failure in now.failures}
+    is_clear = any(not failure.is_secondary for failure in now.failures)
+    is_complete = len(told) + len(now.ended) >= len(now.nodes)
+    is_new = len(now.faults) > 1 or (now.faults and now.faults[0].node not in told)  # a node was lost
+    if not (is_clear or is_complete or is_new) and now_s < of.phase_s + SECONDARY_CAUSE_WINDOW_S - 0.001:
+        raise Violation("a failure that follows is no cause", f"{now.failures} after {now_s - of.phase_s:.2f} s")
+
+
+def _check_late_start(command: Record, state: State) -> None:
+    """A node whose workers could not be started does not train again, unless that is true of all."""
+    node, attempt = command.fields.get("node"), state.attempt
+    assert attempt is not None
+    if node is None or node not in state.members or state.members[node].phase is Phase.OUT:
+        return
+    if any(state.members[other].is_warm for other in attempt.nodes if other in state.members):
+        raise Violation("a node that cannot start workers is out", f"{dict(command.fields)}: {state.members[node]}")
+
+
 def _check_booster(booster: Booster, state: State) -> None:
+    if booster.phase is BoosterPhase.LEAVING and not (booster.nodes or booster.has_ended or booster.is_end_sent):
+        raise Violation("a booster that is not needed is ended", f"{booster}")
     if booster.nodes and booster.phase is BoosterPhase.QUEUED:
         raise Violation("each booster has its phase", f"{booster.allocation} is queued with {booster.nodes}")
     if booster.phase is BoosterPhase.LEAVING:

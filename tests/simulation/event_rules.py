@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.core.boosters import TELL_AGAIN_S
+from launcher.core.replay import SUSPECT_AFTER
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
 _UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
 _NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")
+_RUNGS = {"resized": ("grow", "spare")}
 
 
 class EventRules:
@@ -25,12 +27,14 @@ class EventRules:
         "_before",
         "_committed",
         "_decisive",
+        "_failed_on",
         "_faults",
         "_fruitless",
         "_is_moved",
         "_left",
         "_most_fruitless",
         "_newest",
+        "_newest_at_fault",
         "_newest_before",
         "_nodes",
         "_number",
@@ -64,7 +68,8 @@ class EventRules:
         self._decisive: list[str] = []  # the first fault of each attempt
         self._agents: tuple[int, bool] = (0, True)  # the newest generation, and whether it is there
         self._committed: dict[str, int] = {}
-        self._newest = self._newest_before = 0
+        self._newest = self._newest_before = self._newest_at_fault = 0
+        self._failed_on: dict[str | None, int] = {}
         self._fruitless = self._unbegun = 0
 
     def broken_by(self, event: dict[str, Any]) -> str | None:
@@ -152,7 +157,7 @@ class EventRules:
             return f"the end of attempt {event['attempt']}, which does not run"
         if event["outcome"] == "fault" and not self._faults:
             return f"attempt {event['attempt']} ends by a fault that is not recorded"
-        self._runs, self._rungs = False, ()
+        self._runs, self._rungs = False, _RUNGS.get(event["outcome"], ())
         if event["outcome"] == "fault" or any(kind != "stop" for kind in self._faults):
             self._judge()
         self._faults.append(f"outcome {event['outcome']}")
@@ -174,12 +179,25 @@ class EventRules:
         if number is not None and (number != self._number or not self._runs):
             return f"a fault of attempt {number}, which does not run"
         if number is not None:
+            if event["kind"] == "agent_lost" and event["reason"].endswith(": "):
+                return "agents did not come up, and it is not said why"
             if event["kind"] == "agent_lost" and "restore" in self._once:
                 return f"agents of attempt {number} do not come up, and it has restored"
+            self._count_failure(event)
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED:
             self._unbegun += 1
         return None
+
+    def _count_failure(self, event: dict[str, Any]) -> None:
+        """Counts the failures of each node since the last progress."""
+        if event["kind"] in _NOT_COUNTED or any(kind != "stop" for kind in self._faults):
+            return
+        if self._newest > self._newest_at_fault:
+            self._failed_on.clear()
+        self._newest_at_fault = self._newest
+        node = event.get("node")
+        self._failed_on[node] = self._failed_on.get(node, 0) + 1
 
     def _problem(self, event: dict[str, Any]) -> str | None:
         if event["what"] == "no booster can be asked for" and event["detail"] != UNANSWERED:
@@ -187,6 +205,9 @@ class EventRules:
         if "a spare takes its place" not in event["what"]:
             return None
         self._replaced.add(event["node"])
+        failures = self._failed_on.get(event["node"], 0)
+        if self._most_fruitless is not None and failures < SUSPECT_AFTER:
+            return f"{event['node']} is replaced after {failures} failures since the last progress"
         return None if event["node"] in self._nodes else f"{event['node']} is replaced, and did not train"
 
     def _stop_requested(self, event: dict[str, Any]) -> str | None:

@@ -34,7 +34,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
-from launcher.core.requests import BATCH_SCRIPT_LOST
+from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from simulation.decision_rules import DecisionRules
@@ -219,6 +219,16 @@ class Invariants:
         self._since_s = dict.fromkeys((Stage, AttemptPhase), world.clock.now)
         self._check_records(driver, todo)
         self._check_members(driver)
+        state = driver.state
+        if state.requests.stop == RESIZE and not state.resize.is_written:
+            raise Violation("what was begun is carried on", "the resize of the supervisor before is not")
+        if state.stage is Stage.ATTEMPT and state.agents.lost_s is not None:
+            running = self._history[driver.term].running_attempt
+            if running is not None and not running.agents_lost:
+                raise Violation("a successor knows the state", "no agents were lost by the events")
+        for node, why in state.history.out.items():
+            if node in state.members and state.members[node].is_lost and not (driver.job.is_take_over and why.is_lost):
+                raise Violation("a node that is out stays out", f"{node} may come back: {why}")
         goes_on = driver.state.stage is Stage.ATTEMPT and driver.job.has_checkpoint
         if goes_on and not any(type(command) is AdoptAgents for command in todo):
             raise Violation("nobody's agents are forgotten", f"term {driver.term} goes on without those that are there")
@@ -640,7 +650,7 @@ class Invariants:
         """A job is given up only for what has happened."""
         world, rules = self._world, self._rules
         setup = world.setup
-        if world.kinds & {"folder_full", "folder_hangs", "folder_unseen"}:  # the end may stand in no record
+        if world.kinds & {"folder_full", "folder_hangs", "folder_unseen", "folder_removed"}:  # the end may stand in no record
             return
         is_plain = (
             setup.has_checkpoint and not setup.names_own and not setup.limit_s and "time_warned" not in world.kinds

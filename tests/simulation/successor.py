@@ -87,6 +87,8 @@ def _of_attempt(state: State, history: History) -> Iterator[str]:
     if past.generation not in (agents.generation, agents.generation + 1) or past.back != agents.back:
         of = f"{past.generation}, back {past.back}"
         yield f"agents of generation {agents.generation}, back {agents.back}, by the events {of}"
+    if past.agents_lost and agents.lost_s is None:
+        yield "the agents are lost by the events"
     there = {node for node in history.holders if node in state.members}
     serve = {node for node in there if state.members[node].phase in (Phase.READY, Phase.LEAVING)}
     if not set(state.holders) <= set(history.holders) or serve - set(state.holders):
