@@ -650,7 +650,8 @@ class Invariants:
         """A job is given up only for what has happened."""
         world, rules = self._world, self._rules
         setup = world.setup
-        if world.kinds & {"folder_full", "folder_hangs", "folder_unseen", "folder_removed"}:  # the end may stand in no record
+        # Then the end may stand in no record.
+        if world.kinds & {"folder_full", "folder_hangs", "folder_unseen", "folder_removed"}:
             return
         is_plain = (
             setup.has_checkpoint and not setup.names_own and not setup.limit_s and "time_warned" not in world.kinds
