@@ -46,7 +46,7 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
     for booster in known:
         for node in booster.nodes:
             members = members.add(node, Member(allocation=booster.allocation))
-    state = State(job=job, history=history, members=members, boosters=known, hang=hang, step=history.step)
+    state = State(job=job, history=history, members=members, boosters=known, hang=hang, step=history.finished_step)
     turn = Turn(state, now_s)
     turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
     turn.set(positions=tuple(node for node in history.positions if node in members))  # they may have steps in memory

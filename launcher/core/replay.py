@@ -70,6 +70,7 @@ class Running:
         is_resizing: whether it ends so that one of another size can begin.
         is_free: whether it ended for a resize or a preempted booster; then the next one is not counted as a restart.
         is_done: whether the script has ended its training.
+        step: the newest finished step at its end; None before, or if it is not known.
     """
 
     number: int
@@ -87,6 +88,7 @@ class Running:
     is_resizing: bool = False
     is_free: bool = False
     is_done: bool = False
+    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,12 @@ class History:
     def is_done(self) -> bool:
         """Whether the script has ended its training since the job's last start."""
         return self.attempt is not None and self.attempt.is_done
+
+    @property
+    def finished_step(self) -> int | None:
+        """The newest step that is known to be finished, committed or not."""
+        at_end = None if self.attempt is None else self.attempt.step
+        return max((step for step in (self.step, at_end) if step is not None), default=None)
 
     @property
     def running_attempt(self) -> Running | None:
@@ -375,7 +383,7 @@ def _stop_requested(history: History, event: Event) -> History:
 
 def _attempt_end(history: History, event: Event) -> History:
     is_done = event.get("outcome") == "done"
-    history = _judge(_of_attempt(history, event, has_ended=True, is_done=is_done))
+    history = _judge(_of_attempt(history, event, has_ended=True, is_done=is_done, step=event.get("step")))
     if event.get("outcome") == "resized":
         return _of_attempt(history, event, is_free=True)
     tells_gains = history.has_checkpoint or history.gains.file_s is not None

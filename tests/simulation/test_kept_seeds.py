@@ -217,6 +217,14 @@ KEPT = {
         Setup(seed=44007137, spares=0, boosters=1),
         (Fault("worker_fails", at_s=12.92), Fault("links_break", at_s=0.02, after="starting", nth=2)),
     ),
+    "a job whose training was done at step 40 is told as done at the step committed last": Schedule(
+        Setup(seed=7104511),
+        (
+            Fault("supervisor_killed", at_s=0.3, after="ProbeFolder", nth=2),
+            Fault("slurmd_dies", after="StartAgents", nth=2, node=5),
+            Fault("agent_dies", at_s=30.0),
+        ),
+    ),
 }
 
 
