@@ -50,8 +50,9 @@ class Fault:
         ends: the outcome that must follow; None where the job must go on.
         needs: what the job or the cluster must have: "s3", "checkpoint", "spares".
         only_last: whether nothing can be injected after it.
-        strands: whether Slurm ends the whole job on the node and calls no hook there. Nobody is left to free the job's
-            memory before the user's next job comes, or a hook finds it due.
+        strands: whether the job's memory may stay on the node: Slurm ends the whole job there and calls no hook, or
+            the supervisor cannot reach it as the job ends, and there are no hooks. It is freed before the user's next
+            job, or when a hook finds it due.
     """
 
     name: str
@@ -253,7 +254,7 @@ def cut_receiving(at: Injection) -> Undo:
     return lambda: [undo() for undo in undos]
 
 
-@fault("two nodes cannot talk to each other", "network", nodes=1)
+@fault("two nodes cannot talk to each other", "network", nodes=1, strands=True)
 def cut_pair(at: Injection) -> Undo:
     first, second = at.random.sample(at.nodes, 2)
     at.notes += [first, second]
@@ -329,8 +330,12 @@ fault("S3 objects deleted", "storage", needs=["s3"])(_damage_s3(delete))
 @fault("memory full", "storage")
 def memory_full(at: Injection) -> Undo:
     node = at.node(training=True)
-    at.run(node, "sh", "-c", "dd if=/dev/zero of=/dev/shm/filler bs=1M count=4096 2>/dev/null")
-    return lambda: at.run(node, "rm", "-f", "/dev/shm/filler")
+    fill = (
+        "cd /dev/shm; for i in $(seq 64); do fallocate -l 64M filler.$i 2>/dev/null || break; done;"
+        " dd if=/dev/zero of=filler.rest bs=1M count=64 2>/dev/null"
+    )
+    at.run(node, "sh", "-c", fill)
+    return lambda: at.run(node, "sh", "-c", "rm -f /dev/shm/filler.*")
 
 
 @fault("memory damaged", "storage", nodes=1, needs=["checkpoint"])

@@ -27,6 +27,7 @@ from launcher.core.inputs import (
     FirstStep,
     FolderProbed,
     FolderRemoved,
+    HaltAsked,
     LaunchEnded,
     NodeJoined,
     Progress,
@@ -77,7 +78,12 @@ class DecisionRules:
             self._check_boosters(before, message, state, todo)
         if state.members is not before.members and state.stage is not Stage.ENDED:
             _check_dismissals(before, state, todo)
-        if before.requests.is_halt_pending and not (state.requests.is_halt_pending or state.requests.is_halt):
+        is_halt_asked = type(message) is HaltAsked or before.requests.is_halt_pending
+        if (
+            is_halt_asked
+            and before.stage is not Stage.ENDED
+            and not (state.requests.is_halt_pending or state.requests.is_halt)
+        ):
             raise Violation("what is asked is known", "a halt that was due is forgotten")
         if state.stage is Stage.GATHERING:
             _check_gathering(state)
