@@ -23,6 +23,7 @@ from statistics import median
 
 from plot import line_chart
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,7 +107,7 @@ def main() -> int:
         for cadence in given.cadence
     ]
     with ProcessPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(run, cases))
+        results = list(track(pool.map(run, cases), "runs", len(cases), console=Console(stderr=True)))
     _print(results)
     if given.plot is not None:
         lines: dict[str, list[tuple[float, float]]] = {}

@@ -176,13 +176,13 @@ class Training:
     def _commit(self, step: int) -> None:
         world = self.world
         world.committed(step, self.nodes)
-        after: dict[int, tuple[Memory, Memory]] = {}  # most nodes hold the same steps
+        after: dict[tuple[tuple[int, int], ...], Memory] = {}  # most nodes hold the same steps
         for name in self.nodes:
             host = world.hosts[name]
-            before = host.memory
-            if id(before) not in after:
-                after[id(before)] = before, with_step(before, step, self.nodes)
-            host.memory = after[id(before)][1]
+            before = tuple((held, id(nodes)) for held, nodes in host.memory.items())
+            if before not in after:
+                after[before] = with_step(host.memory, step, self.nodes)
+            host.memory = after[before]
         is_shared = (step // CHUNK_STEPS) % world.setup.shared_every == 0
         if is_shared:
             world.shared_step = max(world.shared_step, step)
