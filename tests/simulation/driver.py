@@ -378,7 +378,8 @@ class Driver:
             self.world.slurm.step.is_released = True
 
     def _ask_launch(self, command: do.AskLaunch) -> None:
-        self._answer_later(given.LaunchEnded(has_ended=False))
+        step = self.world.slurm.step
+        self._answer_later(given.LaunchEnded(failed={} if step is None else dict(step.failed), has_ended=False))
 
     def _start_agents(self, command: do.StartAgents) -> None:
         self.group = AgentGroup(self.world, self, command)

@@ -286,7 +286,9 @@ def slurm_cuts(world: World, fault: Fault, node: Host) -> None:
 
 def srun_dies(world: World, fault: Fault, node: Host) -> None:
     if world.slurm.step is not None:
-        world.slurm.step.end({node.name: "srun could start no process there"} if fault.flag else None)
+        if fault.flag:
+            world.slurm.step.failed[node.name] = "srun could start no process there"
+        world.slurm.step.end()
 
 
 def requeue_by_admin(world: World, fault: Fault, node: Host) -> None:

@@ -22,9 +22,13 @@ COMMAND_TIMEOUT_S = 10.0
 
 
 class Step:
-    """The srun that starts the runners: until it is released, it ends them all where one cannot be started."""
+    """The srun that starts the runners: until it is released, it ends them all where one cannot be started.
 
-    __slots__ = ("_driver", "_world", "is_released", "nodes", "runners")
+    Attributes:
+        failed: the nodes on which none could be started, with the reasons; srun reports them before it ends.
+    """
+
+    __slots__ = ("_driver", "_world", "failed", "is_released", "nodes", "runners")
 
     def __init__(self, world: World, driver: Driver, nodes: tuple[str, ...]) -> None:
         self._world = world
@@ -32,6 +36,7 @@ class Step:
         self.nodes = nodes
         self.runners: list[Runner] = []
         self.is_released = False
+        self.failed: dict[str, str] = {}
         slow = 10.0 if world.setup.is_slow else 1.0
         world.clock.after(world.delay(0.1, 0.5) * slow, self._begin)
 
@@ -42,24 +47,23 @@ class Step:
         if not world.slurm.is_answering:
             world.clock.after(COMMAND_TIMEOUT_S, self.end)
             return
-        failed = {}
         for name in self.nodes:
             host = world.hosts[name]
             if not host.can_be_given_processes:
-                failed[name] = "srun could start no process there"
+                self.failed[name] = "srun could start no process there"
             elif host.runner is None:
                 self.runners.append(Runner(world, host, self._driver))
-        if failed:
-            world.clock.after(world.delay(0.1, 20), self.end, failed)
+        if self.failed:
+            world.clock.after(world.delay(0.1, 20), self.end)
 
-    def end(self, failed: dict[str, str] | None = None) -> None:
+    def end(self) -> None:
         """It ends, and its tasks with it."""
         if self.is_released:
             return
         self.is_released = True
         for runner in self.runners:
             self._world.clock.after(self._world.delay(0.0, 0.3), runner.die)
-        self._world.clock.after(self._world.delay(0.0, 0.5), self._driver.put, LaunchEnded(failed=failed or {}))
+        self._world.clock.after(self._world.delay(0.0, 0.5), self._driver.put, LaunchEnded(failed=self.failed))
 
 
 class Slurm:
