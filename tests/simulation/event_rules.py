@@ -27,6 +27,7 @@ class EventRules:
         "_before",
         "_committed",
         "_decisive",
+        "_failed",
         "_failed_on",
         "_faults",
         "_fruitless",
@@ -69,7 +70,8 @@ class EventRules:
         self._agents: tuple[int, bool] = (0, True)  # the newest generation, and whether it is there
         self._committed: dict[str, int] = {}
         self._newest = self._newest_before = self._newest_at_fault = 0
-        self._failed_on: dict[str | None, int] = {}
+        self._failed: str | None = None  # the node of the attempt's first fault
+        self._failed_on: dict[str | None, int] = {}  # failures since the last progress
         self._fruitless = self._unbegun = 0
 
     def broken_by(self, event: dict[str, Any]) -> str | None:
@@ -170,6 +172,10 @@ class EventRules:
             return
         if first != "stop":
             self._decisive.append(first)
+            if self._newest > self._newest_at_fault:
+                self._failed_on.clear()
+            self._newest_at_fault = self._newest
+            self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
         self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0
@@ -183,21 +189,12 @@ class EventRules:
                 return "agents did not come up, and it is not said why"
             if event["kind"] == "agent_lost" and "restore" in self._once:
                 return f"agents of attempt {number} do not come up, and it has restored"
-            self._count_failure(event)
+            if all(kind == "stop" for kind in self._faults):
+                self._failed = event.get("node")
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED:
             self._unbegun += 1
         return None
-
-    def _count_failure(self, event: dict[str, Any]) -> None:
-        """Counts the failures of each node since the last progress."""
-        if event["kind"] in _NOT_COUNTED or any(kind != "stop" for kind in self._faults):
-            return
-        if self._newest > self._newest_at_fault:
-            self._failed_on.clear()
-        self._newest_at_fault = self._newest
-        node = event.get("node")
-        self._failed_on[node] = self._failed_on.get(node, 0) + 1
 
     def _problem(self, event: dict[str, Any]) -> str | None:
         if event["what"] == "no booster can be asked for" and event["detail"] != UNANSWERED:
