@@ -35,7 +35,7 @@ from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
 from slurm.records import Node
 
-RESERVATION = "holdfast-heal-"  # begins the name of the reservation of a node that is healed
+RESERVATION = "holdfast-heal-"  # prefix of the names of healing's reservations
 WAITS, CHECKING = "waits", "checking"
 
 _REBOOTS = frozenset(("REBOOT_REQUESTED", "REBOOT_ISSUED"))
@@ -127,7 +127,7 @@ class Cases:
         except SlurmError as error:
             return self._fail(case, node, f"{case.action}: {error}")
         except LifecycleError as error:
-            if not again:  # else it may well be that there is nothing left to replace
+            if not again:  # a repeated request may find nothing left to replace
                 return self._fail(case, node, f"{case.action}: {error}")
         asked = dataclasses.replace(case, asked=True)
         self._history.keep(node.name, asked)
@@ -139,18 +139,18 @@ class Cases:
         return replacements(self._slurm, self._settings, self._run)[self._settings.replace]
 
     def _starts(self, case: Case, node: Node) -> HealOutcome:
-        if "REBOOT_REQUESTED" in node.flags:  # until its jobs have ended; the time to start counts from then
+        if "REBOOT_REQUESTED" in node.flags:  # its jobs have not ended; the time limit begins when they have
             self._history.keep(node.name, dataclasses.replace(case, since_s=self._now_s()))
             return self._told(case, WAITS, "jobs on it end first")
         anew = case.action == BY_HAND or node.slurmd_started != case.slurmd_started
         if anew and node.responds and not node.flags & _REBOOTS:
             if is_ours(node) and case.action == REBOOT and self._settings.reboot == "slurm":
-                return self._fail(case, node, why(node))  # Slurm had resumed it: its own health check drained it again
+                return self._fail(case, node, why(node))  # Slurm had resumed it, and the health check drained it again
             return self._check(case, node)
         if self._now_s() - case.since_s > self._settings.start_timeout_s:
             return self._fail(case, node, f"not back {self._settings.start_timeout_s:g} s after {case.action}")
         if case.action == REBOOT and self._settings.reboot == "slurm" and self._is_lost(case, node):
-            self._slurm.resume(node.name)  # while it waits for a reboot, Slurm accepts another order and does nothing
+            self._slurm.resume(node.name)  # Slurm ignores a second reboot while it waits for the first
             self._slurm.reboot(node.name, reason(case.why))
             return self._told(case, WAITS, "Slurm lost its reboot: ordered again")
         return self._told(case, WAITS, f"starts anew ({case.action})")
@@ -179,7 +179,7 @@ class Cases:
 
     def _is_checked(self, case: Case, node: Node, job_id: int) -> HealOutcome:
         job = self._slurm.job(job_id)
-        if job is None:  # forgotten while no healer ran
+        if job is None:  # Slurm has forgotten it, because no healer ran for long
             return self._check(case, node)
         if is_ours(node):
             return self._fail(case, node, why(node))
@@ -229,7 +229,7 @@ class Cases:
             "nodelist": ",".join(nodes),
             "nodes": str(len(nodes)),
             "job-name": "holdfast-heal-check",
-            "output": "/dev/null",  # what was found is in the node's verdict.json, or in PAIRS_LOG
+            "output": "/dev/null",  # the findings are in the node's verdict.json or in PAIRS_LOG
             "chdir": "/",
         }
         told = ["--exclusive", "--no-requeue", *(f"--{name}={value}" for name, value in options.items())]
@@ -252,7 +252,7 @@ class Cases:
 
     def _close(self, case: Case, what: str, said: str) -> HealOutcome:
         self._note(case, what, said, None)
-        with contextlib.suppress(SlurmError):  # while its check still ends; `release_strays` does it then
+        with contextlib.suppress(SlurmError):  # it fails while the check's job is ending; `release_strays` repeats it
             self._slurm.cancel_in(RESERVATION + case.node)
             self._slurm.release(RESERVATION + case.node)
         return self._told(case, what, said)

@@ -52,7 +52,7 @@ def heal(
     while True:
         try:
             _print(_look(settings, state), settings, as_json)
-        except (SlurmError, LifecycleError) as error:  # the controller is away, or the disk full: both may pass
+        except (SlurmError, LifecycleError) as error:  # no controller, or a full disk: both may be temporary
             typer.echo(f"holdfast node heal: {error}", err=True)
         time.sleep(every_s)
 
@@ -116,7 +116,7 @@ def _read(path: Path) -> list[Incident]:
 
 
 def _look(settings: HealSettings, state: Path) -> list[HealOutcome]:
-    if not settings.is_on:  # reads alone: any user may see what would be done
+    if not settings.is_on:  # nothing is changed, so any user may call it
         return Healer(Slurm(), settings, HealHistory.read(state)).look()
     with only_one(state):
         return Healer(Slurm(), settings, HealHistory.read(state)).look()

@@ -38,7 +38,7 @@ def neighbours(node: Node, nodes: Sequence[Node], topology: Topology) -> list[st
     alike = [
         other.name
         for other in nodes
-        if other.is_idle  # so it is neither drained nor reserved: not being healed itself
+        if other.is_idle  # this excludes drained and reserved nodes, and so those that are being healed
         and other.name != node.name
         and (other.cpus, set(other.partitions)) == (node.cpus, set(node.partitions))
     ]

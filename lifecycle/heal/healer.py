@@ -18,8 +18,8 @@ from slurm.errors import SlurmError
 from slurm.hooks.drains import OUT, is_ours, reason, whose, why
 from slurm.records import Node
 
-_RELEASE_S = 120.0  # an epilog may take as long
-_LEMON = "lemon: "  # after the tag: such a node is left to a human
+_RELEASE_S = 120.0  # the longest time of an epilog
+_LEMON = "lemon: "  # follows the tag in the drain reason of a node that healing has given up
 
 
 class Healer:
@@ -81,7 +81,7 @@ class Healer:
             LifecycleError: Holdfast has not drained the node, or the node failed the check.
         """
         node = self._node(name)
-        self._cases.release_strays()  # of a call that was cut short after the check: the node is back but for that
+        self._cases.release_strays()  # left by a call that was killed after the check
         begun = self._history.cases.get(name)
         if begun is not None and begun.action != BY_HAND:
             raise LifecycleError(f"{name}: it is being healed already; `holdfast node heal` shows how far it is")

@@ -20,11 +20,11 @@ from slurm.hooks.places import SettingsError, read_of_root
 HISTORY_FILE = Path("/var/lib/holdfast/heal.json")
 
 REBOOT, REPLACE = "reboot", "replace"  # actions
-BY_HAND = "return"  # an admin says that the node was repaired
-RETURNED, REPAIRED = "returned", "repaired"  # it passed its check; after a return by hand
+BY_HAND = "return"  # an administrator has repaired the node and called `holdfast node return`
+RETURNED, REPAIRED = "returned", "repaired"  # it passed its check: after REBOOT or REPLACE, or after BY_HAND
 FAILED = "failed"  # it did not come back, or did not pass its check
 LEMON = "lemon"  # it is left drained
-LEFT = "left"  # an admin took over
+LEFT = "left"  # an administrator has taken over
 
 _VERSION = 1
 _MAX_BYTES = 64 << 20

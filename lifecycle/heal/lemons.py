@@ -76,7 +76,7 @@ def read_incidents(path: Path) -> list[Incident]:
                 if row["event"] == "node_out" and not row.get("environment"):
                     why = f"out of a job: {row['reason']}"
                     found.append(Incident(time_s=float(row["time"]), node=str(row["node"]), what=why))
-                elif row["event"] == "node_back":  # it was only not reached for a while
+                elif row["event"] == "node_back":  # it was only unreachable for a while
                     last = max(index for index, each in enumerate(found) if each.node == row["node"])
                     del found[last]
                 continue

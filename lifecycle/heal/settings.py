@@ -18,7 +18,7 @@ from slurm.hooks.places import SettingsError, read_of_root
 
 SETTINGS_FILE = Path("/etc/holdfast/heal.yaml")
 
-_OURS = (sys.executable, "-I", "-m", "launcher")  # -I: a job's working directory may be anybody's
+_OURS = (sys.executable, "-I", "-m", "launcher")  # -I: imports nothing from the working directory
 
 
 @dataclass(frozen=True, kw_only=True)

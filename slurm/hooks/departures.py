@@ -64,14 +64,14 @@ def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
     Raises:
         CommandError: Slurm does not answer.
     """
-    from slurm.records import RecordError  # not for every epilog
+    from slurm.records import RecordError  # here, because most epilogs do not need it
 
     for entry in (ledger := Ledger(hook.places.ledger)):
         if entry.keep_until_s is not None:
             continue
         try:
             job = slurm.job(entry.job.job_id)
-        except RecordError as error:  # its name or comment looks like Slurm's own words: its user's choice
+        except RecordError as error:  # a user chose a name or comment that cannot be told from Slurm's own output
             log.warning("whether job %d is here is not known: %s", entry.job.job_id, error)
             continue
         if job is None or job.has_ended:

@@ -23,11 +23,11 @@ from slurm.hooks.removal import remove_tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SAID_NO = 3  # exit code of a child
+_SAID_NO = 3  # exit code of a child whose function returned False
 _NO_ACCOUNT = 0xFFFFFFFD
-_MOST_REMOVED = 500_000  # entries of one job's memory at once
-_ENDS_S = 0.5  # for a child that sees that its time is over
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # to open one
+_MOST_REMOVED = 500_000  # files and directories of one job that one call removes
+_ENDS_S = 0.5  # for a child to end by itself after its time limit, before it is killed
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags of open() for a directory
 
 
 class DirectoryError(SlurmError):
@@ -65,7 +65,7 @@ def make_user_dir(parent: str, job: HookJob) -> str:
                 f"{parent}: mode {facts.st_mode & 0o7777:o} of uid {facts.st_uid}, expected root's own, sticky where "
                 "others may write"
             )
-        for _ in range(3):  # somebody may plant a name again as often as we move it away
+        for _ in range(3):  # another user may create the name again each time it is moved away
             try:
                 _make(name, above, job)
                 return path
@@ -123,7 +123,7 @@ def remove_job_dir(memory: str, job: HookJob, limit_s: float) -> bool:
     if not as_user(job, remove, limit_s + _ENDS_S, f"remove {path}"):
         return False
     try:
-        os.rmdir(os.path.dirname(path))  # no link is followed: rmdir refuses one
+        os.rmdir(os.path.dirname(path))  # safe: rmdir does not follow a link
     except OSError:
         pass
     return True
@@ -219,7 +219,7 @@ def _make(name: str, above: int, job: HookJob) -> None:
             os.close(descriptor)
         if _is_there(name, above):
             raise FileExistsError
-        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # onto an empty one at most, never through it
+        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)  # replaces at most an empty directory
     except BaseException:
         try:
             os.rmdir(fresh, dir_fd=above)

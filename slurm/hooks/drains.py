@@ -108,7 +108,7 @@ def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Ca
         os.unlink(draining)
         return held if is_the_one else ""
     except BlockingIOError:
-        return ""  # its hook lives
+        return ""  # the hook that drained it still runs and looks a second time itself
     finally:
         os.close(begun)
 
@@ -121,9 +121,9 @@ def _told(draining: str, text: str) -> Iterator[None]:
         os.makedirs(os.path.dirname(draining), 0o755, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         begun = os.open(draining, flags, 0o600)
-        fcntl.flock(begun, fcntl.LOCK_SH | fcntl.LOCK_NB)  # while this process lives, no other looks in its place
+        fcntl.flock(begun, fcntl.LOCK_SH | fcntl.LOCK_NB)  # while it is held, no other process takes the second look
         os.write(begun, text.encode())
-    except OSError as error:  # a broken disk may be why it is drained
+    except OSError as error:  # the node is drained all the same: a broken disk may be the reason
         log.warning("%s: %s; if this hook is ended now, nobody looks at the drain again", draining, error.strerror)
     try:
         yield

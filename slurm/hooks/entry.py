@@ -72,7 +72,7 @@ def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | No
     interpreter = os.path.abspath(python or sys.executable)
     scontrol = shutil.which("scontrol")
     own = [str(Path(scontrol).parent)] if scontrol else []
-    places = [*(place for place in own if place not in _SYSTEM_PATH), *_SYSTEM_PATH]  # the same before Slurm is there
+    places = [*(place for place in own if place not in _SYSTEM_PATH), *_SYSTEM_PATH]  # the same without Slurm
     return {
         f"{name}.sh": (_TASK_SCRIPT if name == "task_prolog" else _SCRIPT).format(
             parameter=parameter,

@@ -12,7 +12,7 @@ from slurm.hooks.prolog import free_memory, may_not_drain
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
-_FREE_S = 5.0  # for the memory of other jobs: the next one waits
+_FREE_S = 5.0  # for freeing the memory of other jobs; the next job waits meanwhile
 HUNG = "processes of job"
 """The beginning of the reason of an epilog's drain. Only a reboot ends such processes."""
 

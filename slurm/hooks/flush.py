@@ -26,11 +26,11 @@ from slurm.hooks.scope import FlushLimits, Scope
 
 _REQUEST = "on_job_end.json"  # left by the job's checkpoint agents (ckpt/epilog/request.py)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MOST_ENTRIES = 10_000  # of the job's directory that are looked at
-_NICE = 19  # the next job comes first
-_END_S = 10.0  # for the kernel to end what is in a scope
-_ASK_S = 10.0  # for the controller's word on the job's limits
-_LAST_WORDS_S = 10  # for the process to say that it is late, before it is ended
+_MOST_ENTRIES = 10_000  # limit of entries that are read in the job's directory
+_NICE = 19  # the next job on the node has priority
+_END_S = 10.0  # for the kernel to end a scope's processes
+_ASK_S = 10.0  # for the controller to report the job's limits
+_LAST_WORDS_S = 10  # for the process to log that its time is over, before it is killed
 
 
 def start_flush(memory: str, job: HookJob, within_s: float, limit_s: float) -> bool:
@@ -82,7 +82,7 @@ def _detach(job: HookJob, argv: list[str], within_s: float) -> None:
 def _watch(job: HookJob, argv: list[str], within_s: float) -> None:
     """Starts the program. When it ends or its time is over, kills what is left in its scope."""
     scope = Scope(job)
-    scope.end(_END_S)  # of an earlier flush of this job
+    scope.end(_END_S)  # an earlier flush of this job may still run
     limits = _limits(job)
     child = os.fork()
     if child == 0:
@@ -103,7 +103,7 @@ def _limits(job: HookJob) -> FlushLimits:
 
     No hook waits for the answer. Users cannot influence it: it is the allocation.
     """
-    from slurm.client import Slurm  # for this rare case alone
+    from slurm.client import Slurm  # here, because few hooks need it
 
     try:
         found = Slurm(timeout_s=_ASK_S).job(job.job_id)
@@ -128,7 +128,7 @@ def _let_go() -> None:
 
 def _become(job: HookJob, within_s: float) -> None:
     """Gives up root irrevocably."""
-    signal.alarm(int(within_s) + _LAST_WORDS_S)  # outlives the exec: a directory service may hang
+    signal.alarm(int(within_s) + _LAST_WORDS_S)  # stays set after exec; a directory service may hang
     os.chdir("/")
     os.umask(0o077)
     os.nice(_NICE)
@@ -138,7 +138,7 @@ def _become(job: HookJob, within_s: float) -> None:
     cpu_s = int(within_s * (os.cpu_count() or 1)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     try:
-        os.initgroups(pwd.getpwuid(job.uid).pw_name, job.gid)  # the shared directory may be a group's
+        os.initgroups(pwd.getpwuid(job.uid).pw_name, job.gid)  # a group may own the shared tier
     except (KeyError, OSError):
         os.setgroups([])
     os.setgid(job.gid)

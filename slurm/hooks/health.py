@@ -18,10 +18,10 @@ from slurm.hooks.log import log
 from slurm.hooks.prolog import against, free_memory
 from slurm.hooks.verdict import read_verdict
 
-_FREE_S = 15.0  # for the memory of jobs that have left
-_RESERVE_S = 6.0  # for Slurm's answers, and to free memory
-_START_S = 5.0  # until the checks begin: Python, on a node that is busy
-_HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; others: it could not begin
+_FREE_S = 15.0  # for freeing the memory of jobs that have left
+_RESERVE_S = 6.0  # kept back for Slurm's answers and for freeing memory
+_START_S = 5.0  # for Python to start on a busy node
+_HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; any other means that it could not begin
 _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 
 
@@ -55,7 +55,7 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)
         return FIT
     if held := drain_node(slurm, node.name, verdict.reason, most, draining):
-        log.error("not fit, and not drained, %s: %s", held, verdict.reason)  # tried again at the next check
+        log.error("not fit, and not drained, %s: %s", held, verdict.reason)  # the next health check tries again
     else:
         log.error("drained: %s", verdict.reason)
     return FIT

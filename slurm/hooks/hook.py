@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIT = 0
 UNFIT = 1  # Slurm drains the node
 _MAX_JOB_ID = 0x7FFFFFFF
-_ALONE_S = 1.0  # beyond the limit: for a body whose parent slurmd has killed, as it does when it is stopped
+_ALONE_S = 1.0  # after the limit: for a body whose parent was killed, which slurmd does when it stops
 
 
 class EnvironmentRefused(SlurmError):
@@ -124,7 +124,7 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
     os.close(says)
     os.close(answers)
     try:
-        if select.select([answer], [], [], limit_s)[0]:  # sooner than its end: that takes the kernel a millisecond
+        if select.select([answer], [], [], limit_s)[0]:  # a millisecond before the child has ended
             code = os.read(answer, 1)
             return code[0] if code else FIT
         try:
@@ -138,7 +138,7 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
         try:
             os.write(2, os.read(said, 1 << 16))
         except OSError:
-            pass  # it said nothing, or nobody listens
+            pass  # the child gave no answer, or its pipe is closed
         os.close(said)
 
 
@@ -172,7 +172,7 @@ def _be_child(
         try:
             os.write(answers, bytes((code,)))
         except OSError:
-            pass  # slurmd killed who waited for it
+            pass  # slurmd has killed the parent, which waited for the answer
         os._exit(code)
 
 
@@ -193,7 +193,7 @@ def _number(env: Mapping[str, str], name: str, most: int) -> int:
 
 def _group_of(env: Mapping[str, str]) -> int:
     """The group of the job's user as the node knows it; Slurm sets none in older releases."""
-    import pwd  # asks the site's directory service, which may be slow: only where it has to be
+    import pwd  # here, because it may ask the site's directory service, which may be slow
 
     uid = _number(env, "SLURM_JOB_UID", 0xFFFFFFFE)
     try:

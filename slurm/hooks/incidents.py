@@ -10,11 +10,11 @@ from slurm.hooks.log import log
 
 _KMSG = "/dev/kmsg"
 _MAX_RECORDS = 100_000
-_MAX_INCIDENTS = 50  # of one job: a broken GPU says the same a thousand times
+_MAX_INCIDENTS = 50  # of one job; a broken GPU repeats its message thousands of times
 _MAX_RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX, and PRINTK_MESSAGE_MAX since: no record is longer
-_WORDS = (b"Xid (PCI:", b"efa ")  # one of them is in whatever _SPEAKS_OF finds
-_SPEAKS_OF = (  # from the beginning: further on there may be names that users gave to files
-    r"(?!.{0,60}?\[\d+\]: )"  # and here the name of a process: "NAME[123]: segfault at ..."
+_WORDS = (b"Xid (PCI:", b"efa ")  # every match of _SPEAKS_OF contains one of them
+_SPEAKS_OF = (  # anchored at the start: later in a message there may be file names, which users choose
+    r"(?!.{0,60}?\[\d+\]: )"  # no message that begins with a process name: "NAME[123]: segfault at ..."
     r"(?:NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): \d+"
     r"|nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+"
     r"|efa [0-9a-f:.]+: .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|reset))"
@@ -37,7 +37,7 @@ def record_incidents(path: str, node: str, job: HookJob, since_s: float, kmsg: s
     recent = [text for at_s, text in kernel_messages(kmsg, _WORDS) if at_s >= since_s]
     if not recent:
         return []
-    import json  # with os and re, not for every job
+    import json  # here, because most jobs have no incident
     import re
 
     found = list(dict.fromkeys(text for text in recent if re.match(_SPEAKS_OF, text)))[:_MAX_INCIDENTS]
@@ -70,12 +70,12 @@ def kernel_messages(kmsg: str = _KMSG, words: tuple[bytes, ...] = (b"",)) -> lis
         return []
     messages = []
     record = bytearray(_MAX_RECORD_BYTES)
-    into = [record]  # the same for all: there are thousands, for each epilog
+    into = [record]  # one buffer for all records: every epilog reads thousands
     try:
         for _ in range(_MAX_RECORDS):
             try:
                 size = os.readv(descriptor, into)
-            except BrokenPipeError:  # overwritten while we read: the next read goes on after the gap
+            except BrokenPipeError:  # the kernel has overwritten records; the next read continues after the gap
                 continue
             except BlockingIOError:  # no more for now
                 break

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_BYTES = 1 << 12
-_LOCK_S = 5.0  # whoever has it writes one small file: well within the shortest hook's limit
+_LOCK_S = 5.0  # the holder writes one small file; shorter than the limit of every hook
 _LOCK_POLL_S = 0.01
 
 
@@ -96,7 +96,7 @@ class Ledger:
             return None
         if held is None:
             return None
-        found = self._read(entry.job.job_id)  # it may be back since the entry was read
+        found = self._read(entry.job.job_id)  # the job may have come back since the entry was read
         if found is not None and found.is_due and os.fstat(held).st_nlink:
             return held
         os.close(held)
@@ -191,7 +191,7 @@ def _holder(descriptor: int) -> str:
             try:
                 with open(f"/proc/{words[4]}/cmdline", "rb") as command:
                     argv = command.read(1 << 10).decode(errors="replace").replace("\0", " ")
-                said = " ".join(argv.split())[-200:]  # a hook's name comes last
+                said = " ".join(argv.split())[-200:]  # the end of the command has the hook's name
             except OSError:
                 said = "which has ended; one that it started still has it"
             return f"process {words[4]} ({said})"

@@ -63,7 +63,7 @@ class HookLog:
         for descriptor in (2, self._file):
             try:
                 os.write(descriptor, line.encode(errors="replace"))
-            except OSError:  # a disk or a pipe that is full
+            except OSError:  # the disk or the pipe is full
                 pass
 
 

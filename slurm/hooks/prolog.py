@@ -21,9 +21,9 @@ from slurm.hooks.verdict import read_verdict
 if TYPE_CHECKING:
     from slurm.client import Slurm
 
-_ASK_S = 4.0  # for each of four commands: all of them within the prolog's limit
-_FREE_S = 2.0  # for the memory of other jobs: this one waits
-_LEAST_FREE = 0.02  # of the memory file system
+_ASK_S = 4.0  # for each of four commands; together within the prolog's limit
+_FREE_S = 2.0  # for freeing the memory of other jobs; this job waits meanwhile
+_LEAST_FREE = 0.02  # share of the memory file system
 
 
 def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
@@ -35,12 +35,12 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
 
     Returns:
         UNFIT if a recent check failed or the local disk cannot be used, and draining is allowed within max_drained.
-        Otherwise FIT, and the failure is only logged. Jobs of root always start, because the check before a node's
-        return is one. What users cause, such as full memory, refuses no job; the job gets a message.
+        Otherwise FIT, and the failure is only logged. Jobs of root always start, because the check of a
+        repaired node is such a job. What users cause, such as full memory, refuses no job; the job gets a message.
     """
     job = hook.job
     reason = against(hook)
-    if reason and job.uid != 0:  # root looks after the node
+    if reason and job.uid != 0:  # root's jobs check and repair the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
         if not (held := may_not_drain(hook, reason, slurm)):
             return UNFIT
@@ -50,11 +50,11 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     ledger.begin(job, hook.left_s / 2)
     wrong = _prepare(hook, job) if job.uid != 0 else []
     if entry is not None and entry.keep_until_s is not None:
-        Scope(job).end(hook.left_s / 8)  # it was requeued: what still flushes its memory is in its way
+        Scope(job).end(hook.left_s / 8)  # the job was requeued: ends a flush of its memory that still runs
         kill_strays(job, hook.left_s / 8)
     free_memory(hook, _FREE_S)
     if wrong:
-        wrong = _prepare(hook, job)  # others' memory may have been in its way
+        wrong = _prepare(hook, job)  # it may have failed for lack of memory, which was freed just now
     for what in wrong:
         log.warning("job %d: %s", job.job_id, what)
     memory = hook.places.memory
@@ -95,7 +95,7 @@ def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
     """
     if hook.settings.drain != "on":
         return f"`drain: on` in {hook.places.settings_file} keeps jobs away"
-    from slurm.client import Slurm  # for this rare case alone: Slurm asks prologs to call none of its commands
+    from slurm.client import Slurm  # here, because a prolog rarely calls Slurm, whose documentation advises against it
     from slurm.hooks.drains import drain_node
 
     try:
@@ -126,7 +126,7 @@ def free_memory(hook: Hook, limit_s: float) -> None:
         if (held := ledger.due(entry)) is None:
             continue
         try:
-            Scope(entry.job).end(left_s / 8)  # a flush that has not ended
+            Scope(entry.job).end(left_s / 8)  # a flush may still run
             kill_strays(entry.job, left_s / 8)
             if end_s - time.monotonic() < 0.75 * left_s:
                 log.info("job %d, uid %d: more processes than can be ended now", entry.job.job_id, entry.job.uid)
@@ -138,7 +138,7 @@ def free_memory(hook: Hook, limit_s: float) -> None:
         except DirectoryError as error:
             log.error("%s; tried again before the next job", error)
         finally:
-            ledger.release(held)  # until here its prolog waits, should it come back at this moment
+            ledger.release(held)  # a prolog of this job would wait until here
 
 
 def against(hook: Hook) -> str:

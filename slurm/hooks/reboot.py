@@ -12,7 +12,7 @@ from slurm.hooks.log import log
 WAYS: Sequence[Sequence[str]] = (
     ("/usr/bin/systemctl", "reboot"),
     ("/sbin/shutdown", "-r", "now"),
-    ("/sbin/reboot", "-f"),  # where the init system itself hangs
+    ("/sbin/reboot", "-f"),  # if the init system hangs
 )
 
 

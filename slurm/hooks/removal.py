@@ -119,6 +119,6 @@ class _Tree:
         fresh = f"{self._prefix}{self._changes}"
         try:
             os.rename(name, fresh, src_dir_fd=above, dst_dir_fd=self._top)
-        except PermissionError:  # a directory that moves has its `..` written
+        except PermissionError:  # renaming a directory writes its `..` entry, which needs write permission
             os.chmod(name, 0o700, dir_fd=above)
             os.rename(name, fresh, src_dir_fd=above, dst_dir_fd=self._top)

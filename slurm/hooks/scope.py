@@ -15,8 +15,8 @@ from slurm.hooks.hook import HookJob
 from slurm.hooks.log import log
 
 ROOT = "/sys/fs/cgroup"
-MOST_PROCESSES = 512  # threads counted
-MOST_MEMORY_BYTES = 4 << 30  # what is read from the job's memory directory is not counted here
+MOST_PROCESSES = 512  # including threads
+MOST_MEMORY_BYTES = 4 << 30  # pages of the job's memory directory are not counted
 
 _KINDS = ("pids", "memory", "cpu", "devices", "freezer")
 _PERIOD_US = 100_000
@@ -97,7 +97,7 @@ class Scope:
             try:
                 os.rmdir(group)
             except OSError:
-                continue  # it was never made, or its last process is not yet gone
+                continue  # it does not exist, or its last process has not ended yet
         return True
 
     def _kill(self) -> None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PROC = "/proc"
-_Process = tuple[int, int]  # its number, and when /proc first had it: a number comes again
-_KILL_S = 1.0  # for one call of the kernel for each group
-_EMPTY_SCANS = 5  # one may miss a process that forks and ends while it is read
+_Process = tuple[int, int]  # pid and start time, because pids are reused
+_KILL_S = 1.0  # limit for killing the groups, one system call each
+_EMPTY_SCANS = 5  # a single scan may miss a process that forks and ends meanwhile
 
 
 def kill_strays(job: HookJob, limit_s: float) -> list[int]:
@@ -34,14 +34,14 @@ def kill_strays(job: HookJob, limit_s: float) -> list[int]:
         return []
     end_s = time.monotonic() + limit_s
     killed: dict[_Process, int] = {}
-    others: set[_Process] = set()  # looked at once: to read a large environment takes a millisecond
+    others: set[_Process] = set()  # each is read once, because reading a large environment takes a millisecond
     empty_scans = 0
     try:
         while time.monotonic() < end_s:
             youngest = _youngest()
             mine = _processes_of(job.uid)
             if not mine and not killed and _youngest() == youngest:
-                break  # nothing began meanwhile that the scan can have missed
+                break  # no process began meanwhile, so the scan has missed none
             found = []
             for process in mine:
                 if process in killed or process in others:

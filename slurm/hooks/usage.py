@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-_MOST_ENTRIES = 100_000  # within a second; users may have left any number
-_MOST_LEVELS = 16  # of directories: ours are fewer, and users may nest any number
+_MOST_ENTRIES = 100_000  # takes less than a second; users may have left any number of files
+_MOST_LEVELS = 16  # of directories; users may nest any number
 _MOST_USERS = 10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
