@@ -37,6 +37,7 @@ from launcher.core.replay import History, apply
 from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
+from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import DecisionRules
 from simulation.event_rules import EventRules
 from simulation.successor import differences
@@ -566,6 +567,8 @@ class Invariants:
         if attempt is None or attempt.outcome != "done" or driver.state.requests.is_cancelled:
             return
         since_s = group.ordered_s if group.released_s is None else group.released_s
+        if group.ordered_s is not None and now_s - group.ordered_s > AGENT_FLUSH_S - 1.0:
+            return
         is_cut = group.is_up if since_s is None else now_s - since_s < FLUSH_S
         if is_cut:
             raise Violation("the result is written", "agents are killed while they finish their work")
