@@ -106,6 +106,9 @@ class AgentGroup:
         """One of them is gone, and so are all."""
         if self._hosts.pop(host.name, None) is not None:
             self._leave(host)
+            runner = self._runner(host.name)
+            if runner is not None and host.name in self._released:
+                self.world.clock.after(0.0, runner.report, AgentEnded(node=host.name, attempt=self.number))
             if self._hosts and self.released_s is None:
                 self.world.clock.after(self.world.delay(0.01, 0.3), self._fail)
             elif not self._hosts:
@@ -148,17 +151,20 @@ class AgentGroup:
             if host.is_up and not host.is_frozen:
                 self._leave(host)
                 del self._hosts[name]
-        if are_missed:
-            for index, name in enumerate(self.nodes):
-                runner = self._runner(name)
-                if runner is not None and name not in self._released:
-                    if index < MOST_PROBLEMS:
-                        what = {"what": "another agent does not answer"}
-                        missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
-                        self.world.clock.after(0.0, runner.report, missed)
-                    reason = "the checkpoint agent ended"
-                    lost = AgentLost(node=name, attempt=self.number, generation=self.generation, reason=reason)
-                    self.world.clock.after(self.world.delay(0.0, 0.1), runner.report, lost)
+        for index, name in enumerate(self.nodes):
+            runner = self._runner(name)
+            if runner is None:
+                continue
+            if name in self._released:
+                self.world.clock.after(0.0, runner.report, AgentEnded(node=name, attempt=self.number))
+            elif are_missed:
+                if index < MOST_PROBLEMS:
+                    what = {"what": "another agent does not answer"}
+                    missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
+                    self.world.clock.after(0.0, runner.report, missed)
+                reason = "the checkpoint agent ended"
+                lost = AgentLost(node=name, attempt=self.number, generation=self.generation, reason=reason)
+                self.world.clock.after(self.world.delay(0.0, 0.1), runner.report, lost)
         self._end()
 
     def _end(self, reason: str = "") -> None:

@@ -97,7 +97,7 @@ class EventRules:
 
     @property
     def decisive(self) -> list[str]:
-        """The kinds of the faults that ended attempts."""
+        """The kinds of the faults that ended attempts, or kept one from beginning."""
         return self._decisive
 
     def _job_start(self, event: dict[str, Any]) -> None:
@@ -194,6 +194,7 @@ class EventRules:
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED:
             self._unbegun += 1
+            self._decisive.append(event["kind"])
         return None
 
     def _problem(self, event: dict[str, Any]) -> str | None:
