@@ -24,6 +24,7 @@ from launcher.core.faults import START_TIMEOUT
 from launcher.core.inputs import (
     AllocationAsked,
     Committed,
+    EventsWritten,
     FirstStep,
     FolderProbed,
     FolderRemoved,
@@ -31,12 +32,13 @@ from launcher.core.inputs import (
     LaunchEnded,
     NodeJoined,
     Progress,
+    TimeLeftAnswered,
     UnusableAnswered,
     WorkersEnded,
     WorkersKilled,
 )
 from launcher.core.members import Phase, is_usable
-from launcher.core.requests import is_asked
+from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.violation import Violation
 
@@ -72,7 +74,7 @@ class DecisionRules:
         todo = tuple(todo)
         if state.members.usable > self._usable:
             self._usable, self._usable_s = state.members.usable, now_s
-        self._check_launches(message, todo)
+        self._check_launches(message, state, todo)
         self._check_reports(before, message, state)
         if state.boosters or before.boosters or self._asked or todo:
             self._check_boosters(before, message, state, todo)
@@ -85,6 +87,11 @@ class DecisionRules:
             and not (state.requests.is_halt_pending or state.requests.is_halt)
         ):
             raise Violation("what is asked is known", "a halt that was due is forgotten")
+        _check_deadlines(state)
+        if state.attempt is not None and state.stage is Stage.ATTEMPT:
+            _check_over(before, message, state)
+        if type(message) is TimeLeftAnswered and state.time_limit is not before.time_limit:
+            _check_time_left(message, state)
         if state.stage is Stage.GATHERING:
             _check_gathering(state)
         if before.stage is Stage.CLOSING and state.stage is not Stage.CLOSING:
@@ -121,7 +128,7 @@ class DecisionRules:
             if settled_s < state.job.elastic.scaling_timeout_s:
                 raise Violation("a larger attempt waits for more nodes", f"the last came {settled_s:.1f} s ago")
 
-    def _check_launches(self, message: Any, todo: tuple[Command, ...]) -> None:
+    def _check_launches(self, message: Any, state: State, todo: tuple[Command, ...]) -> None:
         """One launcher at a time, and no node on which no process can be started."""
         if type(message) is LaunchEnded:
             self._unstarted.update(message.failed)
@@ -138,6 +145,8 @@ class DecisionRules:
                 if again := self._unstarted.intersection(command.nodes):
                     raise Violation("no runner is started again where none can be", f"{sorted(again)}")
                 self._has_launcher = True
+                if type(message) is UnusableAnswered and (state.launch.blind or state.launch.failed):
+                    raise Violation("a launch begins anew", f"{state.launch}")
 
     def _check_reports(self, before: State, message: Any, state: State) -> None:
         """What nodes report is known."""
@@ -177,6 +186,34 @@ class DecisionRules:
             if booster.is_end_sent and booster.allocation not in told and booster.allocation not in ended:
                 raise Violation("a booster that is not needed is ended", f"{booster.allocation} is not")
             _check_booster(booster, state)
+
+
+def _check_time_left(message: TimeLeftAnswered, state: State) -> None:
+    has_boosters, is_ending = bool(state.job.most_boosters), state.time_limit.is_ending
+    is_near = message.left_s is not None and message.left_s <= SHRINK_S
+    if (is_ending and not has_boosters) or (is_near and has_boosters and not is_ending):
+        raise Violation("boosters end before the time limit", f"{message}: {state.time_limit}")
+
+
+def _check_deadlines(state: State) -> None:
+    """The timer is set for the next deadline."""
+    if state.stage is Stage.ENDED:
+        return
+    roll_call_s = None if state.is_isolated else state.roll_call_s
+    for at_s in (state.deadline_s, state.again_s, state.launch.late_s, roll_call_s):
+        if at_s is not None and (state.timer_s is None or state.timer_s > at_s):
+            raise Violation("no lost timer", f"{at_s} is due, and the timer is at {state.timer_s}")
+
+
+def _check_over(before: State, message: Any, state: State) -> None:
+    """An attempt that is over ends."""
+    attempt = state.attempt
+    assert attempt is not None
+    if type(message) is EventsWritten and before.attempt is attempt and attempt.phase is AttemptPhase.RECORDING:
+        raise Violation("an attempt that is over ends", f"attempt {attempt.number} is still recording")
+    is_over = state.requests.is_cancelled or (state.job.has_checkpoint and bool(attempt.faults))
+    if is_over and attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING):
+        raise Violation("an attempt that is over ends", f"attempt {attempt.number} goes on: {attempt.faults}")
 
 
 def _check_stage(command: Command, state: State) -> None:

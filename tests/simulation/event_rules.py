@@ -31,6 +31,7 @@ class EventRules:
         "_failed_on",
         "_faults",
         "_fruitless",
+        "_holders",
         "_is_moved",
         "_left",
         "_most_fruitless",
@@ -55,6 +56,7 @@ class EventRules:
         self._most_fruitless = most_fruitless
         self._number = -1
         self._nodes: tuple[str, ...] = ()
+        self._holders: tuple[str, ...] = ()
         self._runs = False
         self._is_moved = True  # whether the nodes may differ from the last attempt's without a word
         self._out: set[str] = set()
@@ -129,6 +131,7 @@ class EventRules:
         if self._faults and not self.last_outcome:  # a take-over came before its end
             self._judge()
         self._number, self._nodes, self._runs, self._is_moved = number, nodes, True, False
+        self._holders = tuple(event.get("holders") or ())
         self._once.clear()
         self._faults.clear()
         self._committed.clear()
@@ -189,6 +192,8 @@ class EventRules:
                 return "agents did not come up, and it is not said why"
             if event["kind"] == "agent_lost" and "restore" in self._once:
                 return f"agents of attempt {number} do not come up, and it has restored"
+            if event.get("node") is not None and event["node"] not in (*self._nodes, *self._holders):
+                return f"a fault of {event['node']}, which is not in attempt {number}"
             if all(kind == "stop" for kind in self._faults):
                 self._failed = event.get("node")
             self._faults.append(event["kind"])
