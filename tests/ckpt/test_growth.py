@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import waiting
-from agent_kit import DEADLINES, WAIT_S, World, config, content, lose, run, until
+from agent_kit import DEADLINES, World, config, content, lose, run, until
 from trainer_kit import Node, settle
 
 from ckpt.tiers.posix import SharedTier
@@ -138,27 +138,29 @@ def test_saves_that_fail_or_come_about_leave_nothing_behind(tmp_path: Path, fail
 
             await world.save(1, 0)
             await world.save(2, 1)
-            before = await repeated(failed, range(3, 3 + WARM), ram_dirs)
-            await repeated(failed, range(10, 10 + TIMES), ram_dirs, before)
-            await world.save(100, 0)
-            await world.save(101, 1)
+            step = await stays_as_it_is(failed, ram_dirs)
+            await world.save(step, step % 2)
+            await world.save(step + 1, (step + 1) % 2)
             assert all(len(agent._saves._in_flight) == 0 for agent in world.agents)
 
     run(test)
 
 
-async def repeated(
-    work: Callable[[int], Awaitable[None]], steps: range, ram_dirs: list[Path], expected: Footprint | None = None
-) -> Footprint:
-    """Works for each step; returns what is held then, which has to become no more than what is expected."""
-    for step in steps:
-        await work(step)
-    deadline = time.monotonic() + WAIT_S
-    while expected is not None and footprint(*ram_dirs).beyond(expected) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)  # in no task of its own, which would count
-    held = footprint(*ram_dirs)
-    assert expected is None or held.beyond(expected) == {}
-    return held
+async def stays_as_it_is(work: Callable[[int], Awaitable[None]], ram_dirs: list[Path]) -> int:
+    """As `leaves_nothing`, for work on the event loop. Returns the number of the next step."""
+    steps = itertools.count(3)
+    for _ in range(WARM):
+        await work(next(steps))
+    for _ in range(ROUNDS):
+        before = footprint(*ram_dirs)
+        for _ in range(TIMES):
+            await work(next(steps))
+        deadline = time.monotonic() + 10
+        while footprint(*ram_dirs).beyond(before) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # in no task of its own, which would count
+        if not (left := footprint(*ram_dirs).beyond(before)):
+            return next(steps)
+    pytest.fail(f"each of {ROUNDS} rounds of {TIMES} left something, the last one {left}")
 
 
 def full_disk(patch: pytest.MonkeyPatch, over: threading.Event) -> None:
@@ -198,9 +200,7 @@ def test_flushes_that_fail_or_are_cut_off_leave_nothing_behind(tmp_path: Path, f
                 await until(lambda: not world.agents[0]._flush._writing)
 
             ram_dirs = [world.places[0].ram_dir]
-            before = await repeated(failed, range(1, 1 + WARM), ram_dirs)
-            await repeated(failed, range(10, 10 + TIMES), ram_dirs, before)
-            for step in itertools.count(100):
+            for step in itertools.count(await stays_as_it_is(failed, ram_dirs)):
                 await world.save(step, step % 2)
                 if (await worker.event("flushed", step=step))["reached"]:
                     break
