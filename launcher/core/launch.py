@@ -21,7 +21,6 @@ LATE_S = 120.0  # for a runner that is missing when an attempt begins
 
 def begin(turn: Turn) -> None:
     """Starts a runner on every node that should have one."""
-    turn.set(launch=Launch(late_s=turn.state.launch.late_s))
     nodes = joining(turn)
     if nodes:
         turn.set_launch(is_under_way=True)
