@@ -92,11 +92,6 @@ def make_plan(
     """Computes the plan of a job.
 
     Args:
-        config: the job's `checkpoint:` section.
-        nodes: number of training nodes.
-        ranks_per_node: number of ranks on each node.
-        shard_bytes: size of each rank's shard.
-        rates: rates, to compute times.
         domains: each node's switch, in the order of the nodes; empty if it is not known.
     """
     scheme = scheme_of(config.redundancy)

@@ -46,7 +46,6 @@ class CheckpointConfig:
         """Validates a configuration from a script. The launcher validates job files itself.
 
         Args:
-            section: the keys.
             where: name of the section in errors.
 
         Raises:
@@ -73,8 +72,7 @@ class CheckpointConfig:
     def from_json(cls, data: Any) -> CheckpointConfig:
         """The configuration in the JSON of dataclasses.asdict(). It is not validated again.
 
-        Raises:
-            ConfigError: it is not the JSON of a configuration.
+        Raises ConfigError: it is not the JSON of a configuration.
         """
         try:
             sections = {name: _SECTIONS[name](**data[name]) for name in _SECTIONS if data.get(name) is not None}
@@ -176,8 +174,7 @@ class Place:
     def from_env(cls, env: Mapping[str, str]) -> Place:
         """Reads the HOLDFAST_* variables that the launcher sets.
 
-        Raises:
-            ConfigError: a variable is missing or malformed.
+        Raises ConfigError: a variable is missing or malformed.
         """
         try:
             nodes = tuple(env["HOLDFAST_NODES"].split(","))
@@ -251,7 +248,6 @@ def workers_config(given: Mapping[str, Any] | CheckpointConfig, agents: Checkpoi
 
     Args:
         given: the script's configuration; missing keys are taken from the agents.
-        agents: the agents' configuration.
 
     Raises:
         ConfigError: the script's configuration differs from the agents', or is not valid.

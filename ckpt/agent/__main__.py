@@ -19,11 +19,7 @@ from ckpt.timeouts import AgentDeadlines
 
 
 def main(*, forked: bool = False) -> int:
-    """Returns the exit code: 0 after a shutdown, 1 if the agent could not start.
-
-    Args:
-        forked: whether the agent was forked from a template; then it does not exit with its parent.
-    """
+    """Returns the exit code: 0 after a shutdown, 1 if the agent could not start."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals every process of a step; only a monitor stops the agent
     os.umask(0o077)

@@ -97,14 +97,7 @@ class Part:
             return []
 
     def _report_rebuilt(self, record: ShardRecord, from_node: str, since_s: float, **tier: str) -> None:
-        """Reports that a lost shard is in this node's memory again.
-
-        Args:
-            record: the shard's record.
-            from_node: the source.
-            since_s: when the rebuild began, by time.monotonic().
-            tier: the tier that it was read from, if any.
-        """
+        """Reports that a lost shard is in this node's memory again."""
         seconds = round(time.monotonic() - since_s, 6)
         self._listener.to_monitors(
             "rebuilt", rank=record.rank, from_node=from_node, bytes=record.nbytes, seconds=seconds, **tier

@@ -87,7 +87,6 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
     Ends the program if no checkpoint is there.
 
     Args:
-        where: the path or URL.
         unread: exit code if storage fails.
         newest: at most this number of each namespace; None: all.
     """

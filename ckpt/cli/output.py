@@ -26,7 +26,6 @@ class VerbFailed(Exception):
 
 
 def end(message: str, code: int = USAGE) -> NoReturn:
-    """Ends the program with an error message."""
     raise VerbFailed(message, code)
 
 

@@ -33,11 +33,8 @@ def show_plan(
     """Prints the plan.
 
     Args:
-        config: the job's checkpoint configuration.
-        nodes, ranks_per_node: size of the job.
         state, shard: size of the whole state or of each rank's shard, as text; exactly one of the two.
         nodes_per_switch: number of consecutive nodes on one switch; None if it is not known.
-        as_json: whether to print JSON.
         gb_per_s: the fields of Rates.
 
     Raises:

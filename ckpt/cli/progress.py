@@ -33,12 +33,8 @@ class Bar:
     ) -> None:
         """
         Args:
-            what: the operation's name.
-            total_bytes: bytes in total.
             quiet: whether to print nothing, for programs that read the output.
             heard: called whenever bytes are done.
-            console: the console to print to.
-            clock: a monotonic clock, in seconds.
         """
         self._what = what
         self._total_bytes = total_bytes

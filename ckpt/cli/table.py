@@ -13,9 +13,7 @@ def show_table(columns: Sequence[str], pages: Iterable[Iterable[Sequence[str]]],
     """Prints rows below a heading. A column is as wide as its widest cell so far.
 
     Args:
-        columns: the headings of the columns.
         pages: pages of rows with a cell for each column; at least one page, which may be empty.
-        right: the columns to align to the right.
     """
     align = [str.rjust if column in right else str.ljust for column in columns]
     widths = [0] * len(columns)

@@ -62,15 +62,11 @@ def read_stored(
     """Maps a step and verifies every byte of it.
 
     Args:
-        tier: the tier of the step.
-        save: the save to read.
         rank: the rank whose plain tensors, arrays and values are read; DTensors are combined from all ranks.
-        advance: called with the number of bytes after each verified part.
 
     Raises:
         CorruptError: bytes do not verify. The message names the file.
         ConfigError: there is no such rank.
-        OSError: a file cannot be read.
     """
     step = _TierStep(tier, save)
     flat, mappings = stored_state(step, rank)

@@ -20,9 +20,7 @@ MEMORY_ROOT = Path("/dev/shm")
 def private_directory(path: Path) -> None:
     """Makes a directory of mode 0700, and its missing parents below `/dev/shm`.
 
-    Raises:
-        ConfigError: a directory on the path is not private to this user.
-        OSError: a directory cannot be made.
+    Raises ConfigError: a directory on the path is not private to this user.
     """
     levels = [path, *path.parents]
     for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):
@@ -41,7 +39,6 @@ def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
 
     Args:
         path: the final name; an older file is replaced atomically.
-        data: the whole content.
         sync: False on memory file systems, where fsync has no effect.
 
     Raises:

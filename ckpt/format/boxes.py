@@ -63,7 +63,6 @@ def cover(wanted: Box, chunks: Iterable[tuple[Box, T]]) -> tuple[list[tuple[Box,
     """Chooses parts of chunks so that each element of a box is read once.
 
     Args:
-        wanted: the box needed.
         chunks: the available boxes with their identifiers, preferred ones first. They may overlap. Iterated lazily.
 
     Returns:

@@ -34,7 +34,6 @@ def damaged_blocks(data: memoryview, expected: Sequence[str], blocks: Iterable[i
     """Indices of blocks whose bytes do not match.
 
     Args:
-        data: the whole shard.
         expected: one checksum per block of the shard.
         blocks: the blocks to check; None: all.
     """

@@ -16,7 +16,6 @@ def locked(path: Path, timeout_s: float = 0.0) -> int:
     The file is never removed: a waiting process would otherwise lock a file that others cannot open any more.
 
     Args:
-        path: the file.
         timeout_s: how long to wait for another process to release the lock.
 
     Returns:

@@ -31,7 +31,6 @@ def encode(value: Any, path: Path = (), extend: Extend | None = None) -> Any:
     """The JSON form of a value.
 
     Args:
-        value: a value of the kinds above.
         path: path of the value in the state, for messages.
         extend: called with every value of another kind; returns its JSON form or raises StateError.
 
@@ -193,7 +192,6 @@ def name_of(path: Path) -> str:
 
 
 def unsupported(value: Any, path: Path) -> StateError:
-    """The error for a value that cannot be stored."""
     kind = value if isinstance(value, type) else type(value)
     what = f"{'the class' if kind is value else 'a'} {kind.__module__}.{kind.__qualname__}"
     return StateError(

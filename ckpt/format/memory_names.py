@@ -62,7 +62,6 @@ def names_of(files: Iterable[str], *kinds: str, suffix: str = ".json") -> list[S
 
 
 def data_file(directory: Path, name: StoredName | str) -> Path:
-    """The file of the bytes."""
     return directory / f"{name}.data"
 
 

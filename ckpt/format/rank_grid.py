@@ -30,9 +30,7 @@ class Spread:
         """The ranks that are likely to hold parts of a box.
 
         Args:
-            tensor: shape of the whole tensor.
             owners: first and last of the replicas that divide the tensor; None if each stores its whole box.
-            wanted: the box.
             turn: selects the first of equal replicas, so that readers use different ones.
         """
         if wanted.elements:

@@ -50,8 +50,6 @@ class SaveId:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """The description of one rank's shard of one save."""
-
     save: SaveId
     namespace: str
     rank: int

@@ -43,10 +43,8 @@ class Slot:
     def reserve(self, nbytes: int) -> mmap.mmap:
         """Makes the file at least `nbytes` long and maps it. A mapping that is long enough is kept.
 
-        May be called from any thread. A second caller waits for the first. Other threads run meanwhile.
-
-        Raises:
-            OSError: no space left in memory.
+        May be called from any thread. A second caller waits for the first. Other threads run meanwhile. Raises OSError:
+        no space left in memory.
         """
         with self._reserving:
             if (memory := self._current(nbytes)) is not None:
@@ -120,7 +118,6 @@ class Arena:
         """Keeps the slots with the newest restorable save until a newer save has committed.
 
         Args:
-            newest: the newest restorable save.
             pinned: whether a flush is reading it.
         """
         for slot in self.slots:
@@ -135,7 +132,6 @@ class Arena:
 
         Args:
             newest: the committed save; None: the committed saves stay committed.
-            pinned: whether a flush is reading it.
 
         Returns:
             The steps that were in flight; their saves are dropped.

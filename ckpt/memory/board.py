@@ -190,7 +190,6 @@ class Board:
             words[_GATE_AT] = 0
 
     def close(self) -> None:
-        """Unmaps the file."""
         self._words.release()
         self._memory.close()
 

@@ -30,7 +30,6 @@ class Move:
 
 
 def copy_bytes(target: int, source: int, nbytes: int) -> None:
-    """Copy bytes between two addresses, in this thread."""
     _memcpy(target, source, nbytes)
 
 

@@ -71,7 +71,6 @@ def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: in
         lost: the wanted column, one of `missing`.
         missing: all unknown columns.
         rows: parity rows, as many as `missing`.
-        data, parity: numbers of symbols in the stripe.
 
     Returns:
         The coefficient of each row.
@@ -87,7 +86,6 @@ def multiply(a: int, b: int) -> int:
 
 
 def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
-    """`multiply_add` with a table."""
     import numpy as np
 
     for target, coefficient in zip(into, coefficients, strict=True):
@@ -95,7 +93,6 @@ def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequenc
 
 
 def isal_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:
-    """`multiply_add` with ISA-L."""
     library: Any = isal()
     matrix, source = _isal_table(1, bytes(coefficients)), ctypes.c_void_p(data.ctypes.data)
     library.ec_encode_data_update(len(data), 1, len(into), 0, matrix, source, _addresses(into))

@@ -27,8 +27,6 @@ Advance = Callable[[int], object]  # called with the number of bytes after each 
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilt:
-    """A rebuilt shard."""
-
     record: ShardRecord
     path: Path  # of its data file
 
@@ -74,11 +72,7 @@ class Survivors:
 
 
 def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
-    """All saves with files in the directories, newest first. Records that do not verify count as absent.
-
-    Raises:
-        OSError: a directory cannot be read.
-    """
+    """All saves with files in the directories, newest first. Records that do not verify count as absent."""
     saves: dict[SaveId, Survivors] = {}
     for directory in directories:
         for name in names_of(os.listdir(directory)):
@@ -104,7 +98,6 @@ def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: No
     Raises:
         LossError: too little is left. Nothing has been written for the shard that the message names.
         CorruptError: a rebuilt shard does not verify. It has been removed.
-        OSError: the target is full or cannot be written.
     """
     found.drop_damaged(advance)
     work = [(rank, found.header(rank), *_sums(found, rank)) for rank in found.lost]  # before any is rebuilt
@@ -116,11 +109,6 @@ def commit(files: dict[int, tuple[Path, ShardRecord]], tier: Tier, advance: Adva
 
     Args:
         files: the verified shards of all its ranks.
-        tier: the tier of its namespace.
-        advance: called with the number of bytes after each written part.
-
-    Raises:
-        CheckpointError, OSError: errors of the tier; nothing was committed.
     """
     save = files[0][1].save
     tier.prepare()

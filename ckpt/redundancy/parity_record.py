@@ -67,8 +67,6 @@ class ParitySet:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityRecord:
-    """The description of one member's parity of one save."""
-
     save: SaveId
     namespace: str
     world_size: int

@@ -12,7 +12,6 @@ def redundancy_sets(nodes: int, group_size: int, smallest: int, domains: Sequenc
     """Divide the node ranks 0 to nodes-1 into sets of nearly equal size. Every node is in exactly one set.
 
     Args:
-        nodes: number of nodes.
         group_size: number of members that a set should have at most.
         smallest: number of members that a set must have at least. It has priority over `group_size`.
         domains: failure domain of each node. Nodes of one domain are spread over as many sets as possible.
@@ -26,7 +25,6 @@ def redundancy_sets(nodes: int, group_size: int, smallest: int, domains: Sequenc
 
 
 def set_of(node: int, sets: tuple[Members, ...]) -> Members:
-    """The set of a node."""
     return next(members for members in sets if node in members)
 
 

@@ -67,7 +67,6 @@ class Stripes:
         """The sums that give a range of a member's lost stream.
 
         Args:
-            member: the member's index in the set.
             start, stop: the range in its stream, in bytes.
             data: the members whose whole stream is available.
             parity: the members whose parity is available.

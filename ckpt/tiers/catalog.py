@@ -49,10 +49,8 @@ def entries_of(
 
     Args:
         names: names of directories. Those that are not of steps are ignored.
-        namespace: the namespace that the manifests must have.
         read: reads the manifest in a directory. It raises FileNotFoundError if the step was never committed,
             CheckpointError if the manifest is damaged, and another OSError if it could not be read.
-        at_once: number of manifests that are read in parallel.
     """
     matches = sorted(filter(None, map(_STEP.fullmatch, names)), key=lambda match: match[1], reverse=True)
     batches = (matches[first : first + at_once] for first in range(0, len(matches), at_once))
@@ -70,7 +68,6 @@ def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
 
     Args:
         entries: the entries of a tier, newest first.
-        where: the tier's path or URL, for the log.
 
     Raises:
         OSError: the newest entries could not be read. To use an older save would lose steps.

@@ -15,10 +15,7 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
     """Copy a step, one node file at a time. It may be killed and repeated: the manifest is written last.
 
     Args:
-        source: the tier that has the step.
         destination: another directory or bucket, of the same namespace.
-        save: the step.
-        advance: called with the number of bytes after each verified block.
 
     Returns:
         False if the destination has the step already.
@@ -26,7 +23,6 @@ def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[
     Raises:
         CorruptError: bytes do not verify. Nothing was committed.
         NamespaceError: the destination belongs to another namespace or user.
-        OSError: a storage fails or is full.
     """
     destination.prepare()
     if save in destination.steps():

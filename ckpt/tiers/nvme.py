@@ -35,9 +35,6 @@ class NvmeTier(SharedTier):
         """
         Args:
             path: a directory on the node's own disk, with the same path on all nodes.
-            namespace: name of the namespace, and of its folder.
-            node: this node's name.
-            throttle: limits the rate at which this process writes.
         """
         super().__init__(Path(path) / node, namespace, throttle=throttle)
         self.node = node
@@ -51,7 +48,6 @@ class NvmeTier(SharedTier):
         Raises:
             DiskInUse: another run holds the lock.
             NamespaceError, ConfigError: the folder belongs to another namespace or user, or cannot be made.
-            OSError: the disk cannot be written, or does not support locks.
         """
         self.prepare()
         if self._lock >= 0:

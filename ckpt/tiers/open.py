@@ -17,7 +17,6 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
     """The tiers by name, nearest first. Nothing is read or written yet.
 
     Args:
-        config: the configuration of the tiers.
         node: this node's name; None outside of the job's nodes, where no node-local tier is available.
     """
     tiers: dict[str, Tier] = {}

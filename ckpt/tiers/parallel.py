@@ -14,11 +14,6 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T], threads: int) ->
     """Call a function for each item; returns the results in the order of the items.
 
     After an error no further call begins. The first error is raised once the running calls have ended.
-
-    Args:
-        function: called in up to `threads` threads at once.
-        items: the items, in order.
-        threads: number of threads, at least 1.
     """
     todo = list(enumerate(items))
     if len(todo) <= 1 or threads <= 1:

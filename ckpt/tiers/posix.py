@@ -46,10 +46,7 @@ class SharedTier(Tier):
     ) -> None:
         """
         Args:
-            path: the directory, which is made if it is missing.
-            namespace: name of the namespace, and of its folder.
             stripe_count: on Lustre, number of storage targets for a node's file; -1: all, None: the default layout.
-            throttle: limits the rate at which this process writes.
         """
         self.path = Path(path)
         self.namespace = namespace
@@ -178,12 +175,7 @@ class SharedTier(Tier):
 
 
 def read_file(path: Path, start: int, into: memoryview) -> None:
-    """Fill memory with a regular file's bytes from `start` on.
-
-    Raises:
-        CorruptError: the file is too short.
-        OSError: the file cannot be read.
-    """
+    """Fill memory with a regular file's bytes from `start` on. Raises CorruptError: the file is too short."""
     descriptor = open_regular(path)
     try:
         done = 0

@@ -22,9 +22,7 @@ def note_quarantined(memory: Path, name: str, reason: str) -> None:
     """Write a note that a save in a node's memory is damaged.
 
     Args:
-        memory: the node's memory directory.
         name: the save's name, from `directory_name`.
-        reason: text for people.
     """
     durable_write(_note(memory, name), reason_json(reason), sync=False)
 

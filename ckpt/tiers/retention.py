@@ -19,7 +19,6 @@ def superfluous(
 
     Args:
         entries: the entries from `entries_of`, newest first.
-        keep: number of committed steps to keep, at least 1.
         complete: the saves that count as committed; None: all that have a manifest.
     """
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]

@@ -34,13 +34,6 @@ class S3Tier(Tier):
     def __init__(
         self, url: str, namespace: str, options: S3Options | None = None, throttle: Throttle | None = None
     ) -> None:
-        """
-        Args:
-            url: s3://bucket/prefix.
-            namespace: name of the namespace, and of its part of the prefix.
-            options: the options for requests.
-            throttle: limits the rate at which this process writes.
-        """
         self.namespace = namespace
         self.url = f"{url.rstrip('/')}/{namespace}"
         _, _, self._prefix = split_url(self.url)

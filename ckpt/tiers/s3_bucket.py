@@ -169,7 +169,6 @@ class Bucket:
         }
 
     def keys(self, prefix: str) -> list[str]:
-        """All keys with a prefix."""
         return [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", [])]
 
     def delete(self, keys: Sequence[str]) -> None:

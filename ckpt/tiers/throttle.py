@@ -20,8 +20,6 @@ class Throttle:
         """
         Args:
             bytes_per_s: the rate; None: no limit.
-            clock: a monotonic clock, in seconds.
-            sleep: waits for a number of seconds.
             told: called with the number of bytes before each write.
         """
         self._bytes_per_s = bytes_per_s

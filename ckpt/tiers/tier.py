@@ -107,9 +107,8 @@ class Tier(ABC):
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Write the manifest, which makes the step restorable.
 
-        Raises:
-            CorruptError: the places are not exactly one for each rank (node-local: not of distinct ranks), or one is
-                of another save.
+        Raises CorruptError: the places are not exactly one for each rank (node-local: not of distinct ranks), or one is
+        of another save.
         """
         manifest = new_manifest(save, world_size, time.time(), places, partial=self.node_local)
         self._put(f"{directory_name(save)}/{NAME}", seal_json(manifest.to_json()))
@@ -138,8 +137,7 @@ class Tier(ABC):
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Fill `into` with a shard's bytes from its byte `start` on, without verification.
 
-        Raises:
-            CorruptError: the file is not a regular file, or is too short.
+        Raises CorruptError: the file is not a regular file, or is too short.
         """
 
     @abstractmethod
@@ -169,9 +167,7 @@ class Tier(ABC):
         """Remove steps that newer committed steps have made superfluous; returns the names of the removed ones.
 
         Args:
-            keep: number of newest committed steps to keep.
             complete: in a node-local tier, the saves that all nodes have committed; only these count. None: all count.
-            removed: called with the name of each removed step.
         """
 
     # Calls to the storage. Paths are relative to the namespace's folder or URL, such as `<step's directory>/<file>`.

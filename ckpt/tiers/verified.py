@@ -24,13 +24,9 @@ def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callabl
     Args:
         tier: the tier of the shard. If its file cannot be mapped, the shard is read into an unlinked file in TMPDIR,
             because it may be larger than memory.
-        save: the save of the shard.
-        place: the place of the shard.
-        advance: called with the number of bytes after each verified part.
 
     Raises:
         CorruptError: bytes do not match their checksum. The message names the file.
-        OSError: the storage fails, or TMPDIR is full.
     """
     nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
     if not nbytes:

@@ -40,7 +40,6 @@ class Cadence:
         return self.stopping or any(step % every == 0 for every in self._every_steps)
 
     def should_stop(self, step: int) -> bool:
-        """Whether all ranks stop at this step."""
         self._pass_boundary(step)
         return self.stopping
 

@@ -62,7 +62,6 @@ class DcpWriter(StorageWriter):
     def __init__(self, engine: Engine, step: int, *, flush: bool = False) -> None:
         """
         Args:
-            engine: the engine of this process.
             step: greater than the step of the previous save.
             flush: whether to write the step to every lower tier, whatever its cadence.
         """
@@ -89,11 +88,7 @@ class DcpWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Stages this rank's part.
-
-        Raises:
-            StateError: an object cannot be stored as JSON. The message names its key.
-        """
+        """Stages this rank's part. Raises StateError: an object cannot be stored as JSON. The message names its key."""
         objects, pieces, results = [], [], []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:

@@ -48,11 +48,7 @@ class Engine:
     ) -> None:
         """
         Args:
-            place: the node and the run of this process.
             config: the configuration of the node's agent; only the worker's own cadence may differ.
-            identity: the rank of this process.
-            replicated: see ckpt.Checkpointer.
-            deadlines: how long to wait for agents.
             agents: the agents, if this process or its MPI program has started them.
 
         Raises:
@@ -83,9 +79,6 @@ class Engine:
         """The engine under a launcher, which has started the agents and describes them in the environment.
 
         Args:
-            env: the environment.
-            replicated: see ckpt.Checkpointer.
-            deadlines: how long to wait for agents.
             config: the worker's configuration; default: that of the agents.
 
         Raises:
@@ -101,9 +94,7 @@ class Engine:
     ) -> Engine:  # fmt: skip
         """Without a launcher: starts an agent, or one on each node of an MPI program. Collective over `comm`.
 
-        Raises:
-            ConfigError: an argument or variable is missing or unusable.
-            AgentError: the agents did not start.
+        Raises ConfigError: an argument or variable is missing or unusable; AgentError: the agents did not start.
         """
         if comm is not None:
             env = {**env, **world_of(comm)}

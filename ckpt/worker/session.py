@@ -98,11 +98,7 @@ class Session:
         return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
 
     def chosen_step(self, step: int) -> SavedStep:
-        """Another step's shards, from a tier that has all of them.
-
-        Raises:
-            CheckpointError: no tier has all of them.
-        """
+        """Another step's shards, from a tier that has all of them. Raises CheckpointError: no tier has all of them."""
         try:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
         except AgentError as error:
@@ -166,8 +162,6 @@ class Session:
         """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
 
         Args:
-            step: the step.
-            nbytes: size of the shard.
             stage: fills a slot that has at least `nbytes`.
             tokens: those of the groups that share replicas; see ckpt.worker.save.replicas.
             flush: whether to write the step to every lower tier, whatever its cadence.

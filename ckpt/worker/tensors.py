@@ -100,7 +100,6 @@ def check_array_dtype(chunk: Chunk) -> None:
 
 
 def chunk_box(chunk: Chunk) -> Box:
-    """The chunk's box in the whole tensor."""
     return Box(chunk.offsets, chunk.sizes)
 
 

@@ -37,7 +37,6 @@ class FlushLeader(Part):
         """The tiers to which a step is flushed. Their flush counts as started.
 
         Args:
-            step: the step.
             asked: whether to flush to all tiers; else only where the step is due and no other is under way.
         """
         return [name for name, section in self._sections.items() if self._wanted(name, section, step, asked)]
@@ -66,7 +65,6 @@ class FlushLeader(Part):
         jump, so the age is limited to 0 to `every_s`.
 
         Args:
-            contents: the contents of the tiers.
             save: the restored save, if all its shards are in the memory of the nodes where their ranks run; else None.
         """
         for name, section in self._sections.items():

@@ -15,7 +15,6 @@ def has_ended(command: Sequence[str], run_id: str, timeout_s: float) -> bool:
     Args:
         command: its argv; empty if there is no such command.
         run_id: the run's id from its claim, which is not trusted.
-        timeout_s: limit for the command.
     """
     if not command:
         return False

@@ -35,8 +35,6 @@ async def read_tier_contents(context: Context, inventories: Sequence[dict[str, A
     """Reads the shared tiers concurrently. The nodes' own disks are in the inventories.
 
     Args:
-        context: node rank 0's.
-        inventories: the nodes' answers to "inventory".
         timeout_s: for each tier. A slower tier counts as unreadable.
     """
     disks = ([row for row in inventory["shards"] if row[3] == DISK] for inventory in inventories)

@@ -22,7 +22,6 @@ os.execvp("bash", ["bash", "-c", sys.argv[1]])
 
 
 def main() -> None:
-    """Executes srun."""
     host, *words = sys.argv[1:]
     jobs = json.loads(os.environ[JOBS])
     job = jobs["nodes"][host]

@@ -15,7 +15,6 @@ def mpi_settings(env: Mapping[str, str], root: Path = Path("/")) -> dict[str, st
 
     Args:
         env: the agent's environment. Its MPI settings are the site's, and have priority.
-        root: root of the node's file system.
     """
     settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}  # agents wait for each other in MPI_Init while workers start
     if not any(name in env for name in _CHOICE) and not _has_fast_fabric(root):

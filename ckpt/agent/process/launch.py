@@ -69,7 +69,6 @@ def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:
     Without "B:", `--signal=USR1@N` reaches every process of the job's steps, up to a minute early.
 
     Args:
-        argv: the program.
         before: a shell command to run first, in the process that becomes the program.
     """
     return ["sh", "-c", f'trap "" USR1 USR2; {before}; exec "$@"', "sh", *argv]
@@ -96,7 +95,6 @@ def mpirun_over_srun(
     as Slurm's PMIx does.
 
     Args:
-        mpirun: path of Open MPI's mpirun.
         jobs: the Slurm job of each node, in node-rank order.
         environments: variables for the processes of each job, including HOLDFAST_RAM_DIR, where mpirun's daemons also
             keep their files. On this node mpirun's own environment is used.

@@ -28,10 +28,7 @@ class Rows:
     def __init__(self, peers: Peers, sums: Sums, members: Sequence[int], index: int) -> None:
         """
         Args:
-            peers: the calls between agents.
-            sums: this node's sums.
             members: the set's nodes, in its order; empty on a node that is in no set.
-            index: this node's index in the set.
         """
         self._peers = peers
         self._sums = sums
@@ -45,7 +42,6 @@ class Rows:
         """Makes this member's rows, without verification.
 
         Args:
-            save: the save.
             over: the set. Each member's shards are on its own node.
             ready: the members that have their parity already, and take no part.
             into: gives memory for bytes [start, stop) of the parity.

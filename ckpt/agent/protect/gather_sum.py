@@ -94,18 +94,15 @@ class Sums:
         """Fills memory with the sum of the addends, without verification. The node of the last addend makes it.
 
         Args:
-            save: the save to which the parts belong.
             over: the set of the parts that are parity.
             addends: at least one. The last may have no parts: then its node only makes the sum.
             nbytes: length of the sum, at least 1.
-            room: gives the memory, piece by piece.
             others: targets of the sums with the second coefficients, the third and so on. Only if this node makes it.
             landed: called with each piece once it is complete. Must return quickly.
 
         Raises:
             PeerError: a node refused, or nothing arrived in time; names all nodes of the sum. Bytes may still arrive
                 later, so the memory must not be reused.
-            OSError: from `room`.
         """
         maker = addends[-1].node
         sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
@@ -329,7 +326,6 @@ def addends_of(
 
     Args:
         sums: sums that differ only in their coefficients.
-        over: their set.
         shard_at: the node that holds each rank's shard.
         parity_at: the node that holds each member's parity.
     """

@@ -48,7 +48,6 @@ class ProtectNode(Part):
         """Makes the copies and the parity of a save that are missing on this node. Returns the number of pieces made.
 
         Args:
-            save: the save.
             keep: the saves whose redundancy must stay, as for `free_name`.
             placement: the nodes with its shards; None: where the ranks run in this attempt.
             alone: the ranks of which copies are made; None: all.
@@ -98,7 +97,6 @@ class ProtectNode(Part):
         return 1
 
     def saves(self) -> set[SaveId]:
-        """The saves of which this node has parity."""
         return {record.save for record in self._parity_store.shards().values()}
 
     def tidy(self, keep: Collection[SaveId]) -> None:
@@ -198,8 +196,7 @@ class ProtectNode(Part):
     ) -> None:  # fmt: skip
         """Fills `name` with the bytes of a lost shard.
 
-        Raises:
-            CorruptError: a block does not match the record, even at the second try.
+        Raises CorruptError: a block does not match the record, even at the second try.
         """
         member = over.member_of(rank)
         if member is None:

@@ -36,8 +36,7 @@ class RejoinLeader(Part):
     async def run(self) -> None:
         """Leads all nodes to the point where saving continues.
 
-        Raises:
-            AgentError: a node failed, or another run uses the namespace. The message names it.
+        Raises AgentError: a node failed, or another run uses the namespace. The message names it.
         """
         answers = await self._peers.call_all("inventory")
         contents, newest, _ = await asyncio.gather(
@@ -90,7 +89,6 @@ class RejoinLeader(Part):
         return None
 
     async def _verifies(self, save: SaveId, ranks: Mapping[int, list[int]]) -> bool:
-        """Whether the shards of these ranks verify in the memory of these nodes."""
         answers = await self._peers.call_each("rejoin_verify", ranks, save=save)
         unverified = [rank for answer in answers for rank in answer["unverified"]]
         if unverified:

@@ -195,7 +195,6 @@ class RestoreNode(Part):
         self.fail(reason)
 
     async def _on_quarantine(self, source: int, save: SaveId, reason: str) -> None:
-        """Quarantines a passed-over step where it is damaged on this node."""
         if reason:
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
         for where, why in await self._node_disk.quarantine(save):

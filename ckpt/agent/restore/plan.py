@@ -86,7 +86,6 @@ class Plan:
 
     @property
     def attempt(self) -> int | None:
-        """The attempt that saved the step."""
         return self.save.attempt if self.save else None
 
     def skipped_json(self) -> list[dict[str, Any]]:

@@ -44,12 +44,6 @@ class Loading(Part):
     """One node's loads. The sources of a shard, best first: this node's memory and disk, other nodes, shared tiers."""
 
     def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
-        """
-        Args:
-            context: the agent's.
-            plan: the restore plan, once it is agreed.
-            pinned: the steps that are being flushed.
-        """
         super().__init__(context)
         self._plan = plan
         self._pinned = pinned
@@ -142,7 +136,6 @@ class Loading(Part):
                 await self._remote(plan.holders[rank][0], plan.save, rank, blocks)
 
     def forget_all(self) -> None:
-        """Removes all fetched blocks, which frees their memory."""
         for rank in list(self._fetched):
             self._forget(rank)
 

@@ -18,8 +18,6 @@ from ckpt.redundancy.parity_record import ParitySet
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One kind of message."""
-
     summary: str
     fields: Mapping[str, type | UnionType]
     optional: frozenset[str]  # fields that may be left out
@@ -39,7 +37,6 @@ class Way:
 def message(
     summary: str, /, *, optional: str = "", deadline: str = "", answer: str = "", **fields: type | UnionType
 ) -> Message:
-    """A message with these fields."""
     return Message(
         summary=summary, fields=fields, optional=frozenset(optional.split()), deadline=deadline, answer=answer
     )

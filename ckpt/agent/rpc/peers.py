@@ -75,8 +75,6 @@ class Peers:
         """Calls one node, and returns its answer. Raises PeerError.
 
         Args:
-            node: the node's rank.
-            op: name of the message.
             timeout_s: the deadline; None: the one in the catalogue of messages.
             fields: the message's fields; objects with `to_json` are sent as its result.
         """
@@ -97,8 +95,7 @@ class Peers:
     async def call_all(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
         """Calls some nodes (None: all) concurrently. Returns the answers in the order of the nodes.
 
-        Raises:
-            PeerError: some calls failed; names every such node, once all calls have ended.
+        Raises PeerError: some calls failed; names every such node, once all calls have ended.
         """
         nodes = range(len(self.nodes)) if nodes is None else nodes
         return await all_of(self.call(node, op, **fields) for node in nodes)
@@ -114,7 +111,6 @@ class Peers:
         """Fills byte ranges with bytes that a node's handler of `op` pushes.
 
         Args:
-            node: the sending node.
             op: a message with a field `tag`. Its handler must `push` ranges of the same lengths in the same order to
                 the caller, under this tag.
             into: writable ranges, none empty.

@@ -116,7 +116,6 @@ class MpiTransport:
 
         Args:
             nodes: the attempt's nodes in node-rank order.
-            node: this process's node.
 
         Raises:
             TransportError: the MPI world is not one process for each node.

@@ -51,7 +51,6 @@ class WorkerSocket:
     def __init__(self, path: Path, serve: Serve) -> None:
         """
         Args:
-            path: path of the socket.
             serve: handles one message of a client after its hello. Its result is the reply to a message with an "id". A
                 CheckpointError or OSError becomes a reply with "error".
         """
@@ -66,9 +65,7 @@ class WorkerSocket:
     async def listen(self) -> None:
         """Listens, or listens again after the socket's file was removed. Connections stay open.
 
-        Raises:
-            AgentError: the path is too long for a socket.
-            OSError: the directory is missing or full.
+        Raises AgentError: the path is too long for a socket.
         """
         if (length := len(os.fsencode(self.path))) > _MAX_PATH_BYTES:
             raise AgentError(
@@ -91,7 +88,6 @@ class WorkerSocket:
         self.path.unlink(missing_ok=True)
 
     def to_workers(self, event: str, **fields: Any) -> None:
-        """Sends an event to every worker of this node."""
         for client in [client for client in self.clients if client.role == "worker"]:
             client.send({"event": event, **fields})
 
@@ -108,9 +104,6 @@ class WorkerSocket:
         """Logs and reports a failure that does not stop training.
 
         Args:
-            what: the failed operation.
-            detail: the reason.
-            step: the step of the save, if it concerns one.
             failed: the tier ("memory" included) that the save will not reach; None: no save failed.
         """
         log.warning("%s%s: %s", what, "" if step is None else f", step {step}", detail)

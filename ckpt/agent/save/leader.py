@@ -97,7 +97,6 @@ class SaveLeader(Part):
             self._tasks.start(self._drop(older, f"node {self._peers.nodes[source]}: a rank had no agent"))
 
     def _is_complete(self, save: Gathering) -> bool:
-        """Whether every training node has sealed it."""
         return len(save.nodes) == len(self._context.training)
 
     def _oldest_complete(self) -> Gathering | None:

@@ -25,7 +25,6 @@ class Room:
         """
         Args:
             descriptor: descriptor of the file; may be closed afterwards.
-            memory: the file, mapped for writing.
             spans: the byte ranges to fill, as (first, one past the last): small, ascending, starting at page
                 boundaries. Empty: their memory is already allocated.
 
@@ -48,8 +47,7 @@ class Room:
     def __call__(self, start: int, stop: int) -> memoryview:
         """A range of the bytes, to write to.
 
-        Raises:
-            OSError: the memory file system is full, or the bytes are no longer needed.
+        Raises OSError: the memory file system is full, or the bytes are no longer needed.
         """
         if self._ended:
             raise OSError(errno.ECANCELED, "memory requested after the end of the filling")

@@ -32,7 +32,6 @@ class Held:
 
     @property
     def best(self) -> dict[int, int]:
-        """The best holder of each rank that is not lost."""
         return {rank: nodes[0] for rank, nodes in self.holders.items() if nodes}
 
     @property
@@ -72,12 +71,7 @@ def held_saves(
 
 
 def whole_in_place(shards: Iterable[Iterable[Row]], place: Place) -> list[SaveId]:
-    """The saves of which every rank has its own shard on its own node, this attempt's first, newest first.
-
-    Args:
-        shards: the rows of each node, in the order of node ranks.
-        place: one of the nodes.
-    """
+    """The saves of which every rank has its own shard on its own node, this attempt's first, newest first."""
     in_place = (
         [row for row in rows if row[3] == OWN and row[1] == place.world_size and row[2] // place.ranks_per_node == node]
         for node, rows in enumerate(shards)

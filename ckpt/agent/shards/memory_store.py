@@ -81,8 +81,7 @@ class Store(Generic[R]):
     def room_for(self, name: str, nbytes: int, spans: Sequence[tuple[int, int]] | None = None) -> Room:
         """Memory to fill with a shard, or with some spans of its bytes. The file is created or grown.
 
-        Raises:
-            OSError: the memory file system is full.
+        Raises OSError: the memory file system is full.
         """
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -280,8 +279,6 @@ class MemoryStore(Store[ShardRecord]):
 
 
 class ParityStore(Store[ParityRecord]):
-    """This node's parity."""
-
     _kinds, _load, _publish = (PARITY,), staticmethod(read_parity), staticmethod(write_parity)
 
     def find(self, save: SaveId, over: ParitySet, index: int) -> list[str]:

@@ -22,8 +22,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DiskShard:
-    """A shard on this node's disk."""
-
     tier: Tier
     place: ShardPlace
 
@@ -65,11 +63,7 @@ class NodeDisk:
     async def scan(self, holder: str) -> str | None:
         """Locks the disk for this run and reads its manifests. Returns the problem if it cannot, else None.
 
-        Args:
-            holder: name of this run, for the errors of other runs.
-
-        Raises:
-            DiskInUse: another live run writes there.
+        Raises DiskInUse: another live run writes there.
         """
         problems = []
         for name, tier in self._tiers.items():

@@ -37,7 +37,6 @@ class Restoration:
         """
         Args:
             state: built as for save(), with tensors of the same shapes.
-            rank: the rank of this process.
             strict: whether the state must have every saved key; else it may have fewer.
         """
         self._state = state

@@ -24,7 +24,6 @@ class TensorReads:
     def __init__(self, saved: SavedStep, source: int, *, everywhere: bool = False) -> None:
         """
         Args:
-            saved: the step.
             source: the saved rank whose plain tensors, arrays and values are loaded. It also names the others.
             everywhere: whether every rank may have parts of every tensor.
         """

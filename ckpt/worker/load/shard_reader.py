@@ -69,12 +69,7 @@ class SavedStep:
     ) -> None:  # fmt: skip
         """
         Args:
-            agent: the connection to this node's agent.
-            step: the step agreed on.
             world_size: that of the run that saved the step.
-            node: this node's name, for messages.
-            open_s: seconds to wait for each shard.
-            threads: number of threads that copy and verify.
             mapped: returns the bytes of a file that this process has already mapped.
             tier: the lowest tier that the step needs, for messages.
         """
@@ -107,8 +102,7 @@ class SavedStep:
     def read(self, reads: Iterable[Read]) -> None:
         """Fetches and verifies parts and copies them to their targets, shard by shard.
 
-        Raises:
-            CheckpointError: no source has the bytes intact. The message names the step.
+        Raises CheckpointError: no source has the bytes intact. The message names the step.
         """
         for rank, wanted in _by_rank(reads).items():
             self._read_shard(rank, wanted)

@@ -33,11 +33,9 @@ def copy_verified(
     """Copies regions of a shard. The copies are valid only if the returned list is empty.
 
     Args:
-        data: the whole shard.
         expected: one checksum (ckpt.format.checksums) per block of the shard.
         blocks: the blocks to verify, which hold all regions.
         regions: regions to copy; they do not overlap.
-        threads: number of threads.
 
     Returns:
         The blocks whose bytes do not match.

@@ -57,7 +57,6 @@ class Cuda:
 
         Args:
             views: targets in mapped memory, which must stay mapped until the mark is reached.
-            tensors: sources on GPUs, one for each view.
             beside: whether to copy concurrently with the compute stream; else in it, before any later work.
         """
         for device in self._used:

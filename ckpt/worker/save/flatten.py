@@ -42,7 +42,6 @@ class FlatState:
         return [(leaf.key, leaf.group, *leaf.signature) for leaf in self.leaves]
 
     def tensors(self) -> list[Local]:
-        """This rank's data of every tensor."""
         return [local_part(leaf.value) for leaf in self.leaves]
 
     def stepped(self) -> set[tuple[int, int]]:
@@ -73,7 +72,6 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
     """Divides a state into a tree of values and its tensors.
 
     Args:
-        state: as described in Checkpointer.
         world: this rank's place, and the tensors declared equal on all ranks; None: a single rank.
 
     Raises:

@@ -131,7 +131,6 @@ def share_out(replicas: dict[int, Piece], rank: int) -> tuple[dict[int, Share], 
 
     Args:
         replicas: pieces with a group, by any number, which the returned shares use too; in the order of the state.
-        rank: this rank.
 
     Returns:
         This rank's share of each tensor that not every rank stores. And a token of the structure of each group, with

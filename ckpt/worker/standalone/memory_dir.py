@@ -32,7 +32,6 @@ def run_id(config: CheckpointConfig, job: str = "") -> str:
     """The run's id: the same for every start with the same shared directory. A new directory gives a new id.
 
     Args:
-        config: the checkpoint configuration.
         job: the Slurm job in which the run is; "" if later starts on this node continue the run.
     """
     name = f"{job or 'solo'}-{config.namespace}"
@@ -46,7 +45,6 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
     """The memory directory of this namespace and shared directory. It is created, private to this user.
 
     Args:
-        config: the checkpoint configuration.
         job: the Slurm job that the directory belongs to; "" if it belongs to none.
 
     Raises:
@@ -64,8 +62,7 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
     """Locks a memory directory against other programs as long as the returned descriptor is open.
 
-    Raises:
-        ConfigError: another program has locked it.
+    Raises ConfigError: another program has locked it.
     """
     try:
         return locked(ram_dir / "solo.lock")
@@ -80,7 +77,6 @@ def write_note(place: Place, launch: str = "") -> None:
     """Records the current attempt, from which the next start continues counting.
 
     Args:
-        place: the current run and attempt.
         launch: the launch whose other workers may use this note; "" if none may.
     """
     note = {"launch": launch, "pid": os.getpid(), "attempt": place.attempt, "run_id": place.run_id}

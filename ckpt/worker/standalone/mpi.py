@@ -60,9 +60,7 @@ class ProgramAgents:
 
         Args:
             comm: mpi4py communicator of the program's ranks.
-            config: the checkpoint configuration; the same on all ranks.
             env: this process's environment, with LOCAL_RANK and LOCAL_WORLD_SIZE.
-            deadlines: of this process.
 
         Raises:
             ConfigError: the ranks are not distributed evenly in node order, the program spans nodes outside a Slurm
@@ -189,8 +187,7 @@ class ProgramAgents:
 def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
     """The nodes in the order of their ranks.
 
-    Raises:
-        ConfigError: the ranks are not numbered node after node with equal counts; agents rely on that.
+    Raises ConfigError: the ranks are not numbered node after node with equal counts; agents rely on that.
     """
     nodes = tuple(dict.fromkeys(seat.node for seat in seats))
     counts = {node: sum(seat.node == node for seat in seats) for node in nodes}
