@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from ckpt.config import CheckpointConfig
+from ckpt.config import CheckpointConfig, Place
 from ckpt.redundancy import Scheme, scheme_of, sets_over
 from ckpt.redundancy.sets import Members
 from ckpt.redundancy.stripes import Stripes
@@ -110,6 +110,15 @@ def make_plan(
         protect_s=wire_bytes / _GB / rates.wire if rates.wire else None,
         flushes=tuple(_flush(name, tier, nodes, file_bytes, rates) for name, tier in config.lower.items()),
     )  # fmt: skip
+
+
+def node_memory(config: CheckpointConfig, place: Place, state_bytes: int) -> tuple[int, Memory]:
+    """The bytes of each rank's shard of a state, and the memory that all saves of it take on a node."""
+    each = -(-state_bytes // place.world_size)
+    plan = make_plan(
+        config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
+    )
+    return each, plan.memory
 
 
 def survives(scheme: Scheme, sets: Sequence[Members], lost: Collection[int]) -> bool:

@@ -128,13 +128,13 @@ def container(node: Any, content: Any) -> Any:
         module, name, _ = node[tag]
         if not is_named_tuple_class(kind := find_class(module, name)):
             raise ValueError(f"{module}.{name} is not a named tuple")
-        return _made(kind, content)
+        return kind._make(content)  # type: ignore[attr-defined]
     return content
 
 
 def like(live: Any, content: Iterable[Any]) -> Any:
     """A tuple of the type of `live` with other elements."""
-    return _made(type(live), content) if is_named_tuple(live) else tuple(content)
+    return type(live)._make(content) if is_named_tuple(live) else tuple(content)
 
 
 def is_named_tuple(value: Any) -> bool:
@@ -143,10 +143,6 @@ def is_named_tuple(value: Any) -> bool:
 
 def is_named_tuple_class(kind: type) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple) and hasattr(kind, "_make")
-
-
-def _made(kind: Any, content: Iterable[Any]) -> Any:
-    return kind._make(content)
 
 
 def tag_of(node: Any) -> str | None:

@@ -42,12 +42,17 @@ class Chunk:
         """Raises CorruptError unless the row is a box inside its tensor."""
         try:
             key, dtype, shape, offsets, sizes, start, nbytes, *more = row
-            spread, *owners = more[0] if more else [None]
-            chunk = cls(key=str(key), dtype=str(dtype), shape=tuple(shape), offsets=tuple(offsets), sizes=tuple(sizes),
-                        start=start, nbytes=nbytes, spread=spread, owners=_pair(list(owners)))  # fmt: skip
+            grid: list[Any] = more[0] if more else [None]
+            spread, *owners = grid
+            chunk = cls(
+                key=str(key), dtype=str(dtype), shape=tuple(shape), offsets=tuple(offsets), sizes=tuple(sizes),
+                start=start, nbytes=nbytes, spread=spread, owners=(owners[0], owners[-1]) if owners else None,
+            )  # fmt: skip
             numbers = (*chunk.shape, *chunk.offsets, *chunk.sizes, start, nbytes, *(more[0] if more else ()))
             if len(chunk.shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_NUMBER for n in numbers):
                 raise ValueError(f"expected whole numbers, and at most {MAX_DIMS} dimensions")
+            if len(owners) not in (0, 2):
+                raise ValueError(f"{len(owners)} owners, expected the first and the last")
             inside = all(o + n <= s for o, n, s in zip(chunk.offsets, chunk.sizes, chunk.shape, strict=True))
             if not inside:
                 raise ValueError("not a box inside its tensor")
@@ -95,11 +100,3 @@ class Layout:
 def align(nbytes: int) -> int:
     """`nbytes`, rounded up to a multiple of ALIGN_BYTES."""
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _pair(owners: list[Any]) -> tuple[int, int] | None:
-    """The pair (first, last), or None for an empty list. Raises ValueError for anything else."""
-    if not owners:
-        return None
-    first, last = owners
-    return (first, last)

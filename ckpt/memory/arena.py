@@ -47,7 +47,7 @@ class Slot:
         no space left in memory.
         """
         with self._reserving:
-            if (memory := self._current(nbytes)) is not None:
+            if (memory := self.mapped(nbytes)) is not None:
                 return memory
             descriptor = self.open()
             try:
@@ -65,17 +65,10 @@ class Slot:
         with self._reserving, contextlib.suppress(OSError):
             descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if (size := os.fstat(descriptor).st_size) and self._current(size) is None:
+                if (size := os.fstat(descriptor).st_size) and self.mapped(size) is None:
                     self._map(descriptor, size)
             finally:
                 os.close(descriptor)
-
-    def mapped(self, nbytes: int) -> mmap.mmap | None:
-        """The mapping, if it has at least `nbytes` and is of the current file. It may be in use before it is populated.
-
-        Pages that another thread has not populated yet are mapped at their first use, so nobody waits for them.
-        """
-        return self._current(nbytes)
 
     def sealed_ns(self) -> int:
         """When the agent wrote the record of its shard; -1 if it has none."""
@@ -88,7 +81,8 @@ class Slot:
         """A descriptor of the data file, which is created if it is missing."""
         return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-    def _current(self, nbytes: int) -> mmap.mmap | None:
+    def mapped(self, nbytes: int) -> mmap.mmap | None:
+        """The mapping, if it has at least `nbytes` and is of the current file. It may not be populated yet."""
         inode, memory = self._inode, self.memory  # in this order: `_map` may run meanwhile, and sets memory first
         if memory is None or len(memory) < nbytes:
             return None

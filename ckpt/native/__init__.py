@@ -2,5 +2,4 @@
 
 memcpy  plain copies by several threads
 pages   mapping of many pages before they are used
-isal    ISA-L, from the pyeclib wheel
 """

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from ckpt.native.isal import isal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +78,19 @@ def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: in
     matrix = [[parity_row(row, data, parity)[column] for column in missing] for row in rows]
     inverse = _invert(matrix)
     return dict(zip(rows, inverse[list(missing).index(lost)], strict=True))
+
+
+@functools.cache
+def isal() -> ctypes.CDLL | None:
+    """ISA-L's functions, whose calls release the GIL; None if the library is not installed."""
+    spec = find_spec("pyeclib")
+    home = Path(spec.origin).parent.parent if spec and spec.origin else None
+    for path in sorted(home.glob("pyeclib.libs/libisal*")) if home else []:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            continue
+    return None
 
 
 def multiply(a: int, b: int) -> int:

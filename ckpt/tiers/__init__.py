@@ -9,7 +9,6 @@ reads      reads shards from a tier and verifies them
 catalog    the steps in a tier, and which of them can be restored
 mark       the file that names the owner of a namespace's folder
 claim      the file that names the live run that writes to a namespace
-run_process  whether the process of a run has ended
 retention  which steps may be removed
 quarantine the names of damaged steps that are set aside, and the reasons
 copying    copies one step to another tier

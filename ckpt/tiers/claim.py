@@ -22,7 +22,7 @@ MAX_BYTES = 65536
 class Claim:
     """The claim of one run. user, host, job and since_s are only for messages.
 
-    `process` is the process with which the run ends (`ckpt.tiers.run_process`); "" if it is not known.
+    `process` is the process with which the run ends (`identity_of` names it); "" if it is not known.
     """
 
     run_id: str

@@ -9,5 +9,4 @@ boundaries  the steps that are saved, and the step boundary at which all ranks s
 tensors     the kinds of tensors and arrays, and the layout of their bytes in memory
 placement   the boxes of a tensor that this rank holds, and the ranks that hold the others
 lazy_torch  torch, imported on first use
-sigterm     removes the script's own SIGTERM handler
 """

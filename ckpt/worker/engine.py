@@ -18,7 +18,7 @@ from ckpt.fork import drop_descriptors_below, let_go_when_forked
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.timeouts import WorkerDeadlines
-from ckpt.worker.boundaries import Cadence
+from ckpt.worker.boundaries import Cadence, leave_sigterm_to_the_stop
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.flatten import take_apart
@@ -26,7 +26,6 @@ from ckpt.worker.save.piece import Piece
 from ckpt.worker.save.replicas import World
 from ckpt.worker.save.staging import Stager
 from ckpt.worker.session import Identity, Session, Stage, rate
-from ckpt.worker.sigterm import leave_sigterm_to_the_stop
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
 

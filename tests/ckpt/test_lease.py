@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 from agent_kit import DEADLINES, World, config, lose, run, until
 
-from ckpt.agent.flush.run_liveness import has_ended
+from ckpt.agent.flush.run_liveness import has_ended, identity_of, process_has_ended
 from ckpt.errors import CorruptError
 from ckpt.tiers.claim import Claim, parse_claim
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
-from ckpt.tiers.run_process import has_ended as process_has_ended
-from ckpt.tiers.run_process import identity_of
 
 NEVER = replace(DEADLINES, quiet_s=3600)  # who has to wait for silence does not come through
 CLAIM = Claim(run_id="r", attempt=1, nonce="n", user="u", host="h", job="7", since_s=1.5e9)

@@ -11,12 +11,10 @@ import time
 from dataclasses import replace
 
 from ckpt.agent.context import Context
-from ckpt.agent.flush.run_liveness import has_ended
+from ckpt.agent.flush.run_liveness import has_ended, identity_of, process_has_ended
 from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
 from ckpt.tiers.claim import Claim
-from ckpt.tiers.run_process import has_ended as process_has_ended
-from ckpt.tiers.run_process import identity_of
 from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 
 from ckpt.agent.context import Part
 from ckpt.agent.restore.plan import Plan
-from ckpt.capacity import Rates, make_plan
+from ckpt.capacity import node_memory
 from ckpt.errors import CheckpointError
 from ckpt.format.memory_names import KINDS, copy_stem
 from ckpt.format.shard_record import ShardRecord
@@ -79,18 +78,13 @@ class Handover(Part):
 
         Without this room no save could be committed, and only a commit frees memory.
         """
-        system = os.statvfs(self._place.ram_dir)
-        if not records or not system.f_blocks:
-            return sorted(records)
-        place, config = self._place, self._config
+        if not records:
+            return []
         state_bytes = sum(record.nbytes for record in records.values()) * world_size // len(records)
-        each = -(-state_bytes // place.world_size)
-        account = make_plan(
-            config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
-        ).memory
+        each, account = node_memory(self._config, self._place, state_bytes)
         there = self._memory_store.file_bytes(*KINDS)
         save_bytes = max(0, account.total_bytes - there) // account.slots
-        left = system.f_bavail * system.f_frsize - max(place.ranks_per_node * each, save_bytes)
+        left = self._memory_store.free_bytes() - max(self._place.ranks_per_node * each, save_bytes)
         fitting = []
         for rank, record in sorted(records.items()):
             left -= record.nbytes + record.nbytes * account.redundancy_bytes // max(1, account.own_bytes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from ckpt.agent.restore.plan import Plan
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.held import DISK, rows_of
 from ckpt.agent.storage_calls import in_thread
-from ckpt.capacity import Rates, make_plan
+from ckpt.capacity import node_memory
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.manifest import Manifest, ShardPlace
 from ckpt.format.memory_names import OWN, copy_stem, own_stem
@@ -135,17 +134,11 @@ class RestoreNode(Part):
 
     def _has_room(self, manifest: Manifest, nbytes: int) -> bool:
         """Whether this many more bytes leave space for this node's part of the step: one load, and all its saves."""
-        node, config = self._place, self._config
-        each = -(-manifest.nbytes // node.world_size)
-        account = make_plan(
-            config, nodes=len(node.nodes), ranks_per_node=node.ranks_per_node, shard_bytes=each, rates=Rates()
-        ).memory
+        each, account = node_memory(self._config, self._place, manifest.nbytes)
         made_bytes = self._memory_store.file_bytes(OWN)  # by workers, as far as they have been allocated
         slots_bytes = max(0, account.own_bytes - made_bytes)
-        system = os.statvfs(node.ram_dir)
-        free = system.f_bavail * system.f_frsize
-        wanted = nbytes + node.ranks_per_node * each + slots_bytes + account.redundancy_bytes
-        return wanted <= free or not system.f_blocks
+        wanted = nbytes + self._place.ranks_per_node * each + slots_bytes + account.redundancy_bytes
+        return wanted <= self._memory_store.free_bytes()
 
     async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
         """Reads a verified shard into a free slot of its rank. Raises CorruptError or OSError."""

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from ckpt.agent.rpc.credentials import peer_of
@@ -149,9 +148,7 @@ class Monitor(_Connection):
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

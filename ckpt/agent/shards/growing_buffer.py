@@ -11,7 +11,6 @@ import os
 import weakref
 from collections.abc import Sequence
 from threading import Thread
-from types import TracebackType
 
 from ckpt.native.pages import populate_for_writing
 
@@ -64,9 +63,7 @@ class Room:
     def __enter__(self) -> Room:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended = True
 
     def _go_ahead(self) -> None:

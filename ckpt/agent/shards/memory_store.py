@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -276,6 +277,11 @@ class MemoryStore(Store[ShardRecord]):
             with suppress(FileNotFoundError):
                 total += 512 * os.stat(path).st_blocks
         return total
+
+    def free_bytes(self) -> float:
+        """Infinite if the memory file system has no limit."""
+        system = os.statvfs(self.ram_dir)
+        return system.f_bavail * system.f_frsize if system.f_blocks else math.inf
 
 
 class ParityStore(Store[ParityRecord]):
