@@ -5,8 +5,7 @@ verbs           copy, gc, export, import
 bench           bench; the measurements are in benchmarks/ckpt_bench
 plan, rebuild   one verb each
 inventory       the steps and shards under a path or URL
-output          error messages, exit codes and JSON of all verbs
-table           a table, printed page by page
+output          error messages, exit codes, JSON and tables of all verbs
 progress        a progress bar
 silent_storage  a warning if storage does not answer, and Ctrl-C during the wait
 """

@@ -11,12 +11,11 @@ from rich.filesize import decimal
 
 from ckpt.cli.bench import bench
 from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
-from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json
+from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_table
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.rebuild import rebuild_lost
 from ckpt.cli.silent_storage import awaiting
-from ckpt.cli.table import show_table
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.tiers.probe import probe_bucket as probe_bucket

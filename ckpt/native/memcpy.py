@@ -15,9 +15,9 @@ from dataclasses import dataclass
 _PIECE_BYTES = 4 << 20  # size of the pieces that threads copy
 _SERIAL_BYTES = 2 << 20  # below this size, other threads cost more time than they save
 
-_memcpy = ctypes.CDLL(None).memcpy  # calls through CDLL release the GIL
-_memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memcpy.restype = None
+memcpy = ctypes.CDLL(None).memcpy  # (target, source, bytes); calls through CDLL release the GIL
+memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memcpy.restype = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,6 @@ class Move:
     target: int
     source: int
     nbytes: int
-
-
-def copy_bytes(target: int, source: int, nbytes: int) -> None:
-    _memcpy(target, source, nbytes)
 
 
 def threads_per_rank(ranks_per_node: int) -> int:
@@ -70,7 +66,7 @@ class ParallelCopy:
 
 def _work(pieces: Iterator[tuple[int, int, int]]) -> None:
     for target, source, nbytes in pieces:
-        _memcpy(target, source, nbytes)
+        memcpy(target, source, nbytes)
 
 
 def _cut(moves: Sequence[Move]) -> Iterator[tuple[int, int, int]]:

@@ -47,8 +47,7 @@ from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import Read, SavedStep
-from ckpt.worker.placement import parts_of
-from ckpt.worker.save.piece import Piece
+from ckpt.worker.placement import Piece, parts_of
 from ckpt.worker.tensors import DTENSOR, check_target, check_tensor, torch_dtype, waited
 
 

@@ -21,8 +21,8 @@ from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence, leave_sigterm_to_the_stop
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
+from ckpt.worker.placement import Piece
 from ckpt.worker.save.flatten import take_apart
-from ckpt.worker.save.piece import Piece
 from ckpt.worker.save.replicas import World
 from ckpt.worker.save.staging import Stager
 from ckpt.worker.session import Identity, Session, Stage, rate
@@ -132,10 +132,7 @@ class Engine:
 
     def saved_step(self, step: int | None = None) -> SavedStep:
         """The shards of `newest_step`, or of another step that is complete in one tier."""
-        session = self.connect()
-        if step is None or step == session.plan.step:
-            return session.saved_step()
-        return session.chosen_step(step)
+        return self.connect().saved_step(step)
 
     def loaded(self) -> None:
         """Tells the agent that everything needed of `saved_step()` has been read."""

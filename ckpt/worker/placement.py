@@ -15,6 +15,7 @@ from ckpt.format.boxes import Box
 from ckpt.format.json_values import Path, name_of
 from ckpt.format.rank_grid import UNKNOWN, Spread
 from ckpt.worker.lazy_torch import is_dtensor, torch
+from ckpt.worker.tensors import Local
 
 Group = Sequence[int]  # ranks that hold the same data, in the order in which they divide it
 Run = tuple[int, int]  # of indices along one dimension: the first index and the count
@@ -26,6 +27,24 @@ class PlacedBox:
 
     box: Box
     index: tuple[Any, ...] = (...,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A tensor on any device, or an array, to stage, and its box in the whole tensor."""
+
+    key: str
+    data: Local
+    number: int = 0  # number of its value in the state
+    index: tuple[Any, ...] = (...,)  # index of the data in the value's local tensor
+    shape: tuple[int, ...]
+    box: Box
+    spread: Spread | None = None  # the ranks over which the tensor is distributed; None if it is this rank's alone
+    group: Group | None = None  # the ranks that hold this same box
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.elements * int(self.data.dtype.itemsize)
 
 
 def parts_of(value: Any, path: Path) -> tuple[PlacedBox, ...]:

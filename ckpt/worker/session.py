@@ -92,13 +92,14 @@ class Session:
         self._pin = pin
         threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
 
-    def saved_step(self) -> SavedStep:
-        """The planned step's shards; only when the plan has a step."""
-        assert self.plan.step is not None
-        return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
+    def saved_step(self, step: int | None = None) -> SavedStep:
+        """The shards of the planned step, or of another one from a tier that has all of them.
 
-    def chosen_step(self, step: int) -> SavedStep:
-        """Another step's shards, from a tier that has all of them. Raises CheckpointError: no tier has all of them."""
+        Raises CheckpointError: no tier has all of them.
+        """
+        if step is None or step == self.plan.step:
+            assert self.plan.step is not None
+            return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
         try:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
         except AgentError as error:
@@ -167,38 +168,35 @@ class Session:
             flush: whether to write the step to every lower tier, whatever its cadence.
         """
         with self._lock:
-            self._save(step, nbytes, stage, tokens, flush)
-
-    def _save(self, step: int, nbytes: int, stage: Stage, tokens: dict[str, int], flush: bool) -> None:
-        started = time.monotonic()
-        slot, reason = self._take(step)
-        if slot is not None:
+            started = time.monotonic()
+            slot, reason = self._take(step)
+            if slot is not None:
+                try:
+                    slot.reserve(nbytes)
+                except OSError as error:
+                    self._arena.give_back(slot)
+                    slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
+            if slot is None:
+                self._drop(step, reason)
+                return
             try:
-                slot.reserve(nbytes)
-            except OSError as error:
+                layout, copies = stage(slot)
+            except CopyError as error:
                 self._arena.give_back(slot)
-                slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
-        if slot is None:
-            self._drop(step, reason)
-            return
-        try:
-            layout, copies = stage(slot)
-        except CopyError as error:
-            self._arena.give_back(slot)
-            self._drop(step, str(error))
-            return
-        except BaseException:
-            self._arena.give_back(slot)
-            self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
-            raise
-        message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-        message |= {"tokens": tokens, "flush": flush}
-        seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
-        if copies is not None or self._sealing.busy:
-            self._sealing.do(seal)
-        else:
-            seal()
-        self.prepare(nbytes)  # the other slots will need the memory too
+                self._drop(step, str(error))
+                return
+            except BaseException:
+                self._arena.give_back(slot)
+                self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
+                raise
+            message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
+            message |= {"tokens": tokens, "flush": flush}
+            seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
+            if copies is not None or self._sealing.busy:
+                self._sealing.do(seal)
+            else:
+                seal()
+            self.prepare(nbytes)  # the other slots will need the memory too
 
     def _seal(
         self,

@@ -27,7 +27,7 @@ from ckpt.format.layout import Chunk, Layout
 from ckpt.format.rank_grid import UNKNOWN, Spread
 from ckpt.format.shard_record import read_record
 from ckpt.worker.load.read_plan import TensorReads
-from ckpt.worker.save.piece import Piece
+from ckpt.worker.placement import Piece
 from ckpt.worker.save.replicas import SMALL_BYTES, Proofs, World, share_out
 
 # who stores what

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpt.cli.table import show_table
+from ckpt.cli.output import show_table
 
 
 def test_rows_are_shown_before_the_next_page_is_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from ckpt import Checkpointer
 from ckpt.agent.process.launch import command, environment
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.boxes import Box
-from ckpt.worker.save.piece import Piece
+from ckpt.worker.placement import Piece
 
 SECTION = {"namespace": "ns", "memory": {"every_steps": 1, "keep": 2}, "redundancy": {"scheme": "partner"}}
 

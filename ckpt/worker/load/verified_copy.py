@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from ckpt.format.checksums import BLOCK_BYTES, block_count
-from ckpt.native.memcpy import copy_bytes
+from ckpt.native.memcpy import memcpy
 
 # Small enough to stay in a core's cache between the copy and the checksum. Both release the GIL. With smaller pieces,
 # taking it again costs more than the cache gains. What holds it is kept short, because all threads wait for it.
@@ -52,7 +52,7 @@ def copy_verified(
         for start, end, target in near:
             low, high = max(first, start), min(last, end)
             if low < high:
-                copy_bytes(target + low, source + low, high - low)
+                memcpy(target + low, source + low, high - low)
 
     def is_damaged(block: int) -> bool:
         end = min(len(data), (block + 1) * BLOCK_BYTES)

@@ -1,6 +1,5 @@
 """Copies live state to a slot of the node's memory.
 
-piece       one box of a tensor
 flatten     divides a live state into a tree of values and its tensors
 staging     the copy into a slot: the only time that training waits
 async_copy  copies from a GPU during training; the next optimizer step waits for them

@@ -13,8 +13,7 @@ from ckpt.errors import StateError
 from ckpt.format.json_values import Path, encode, name_of, unsupported
 from ckpt.format.rank_grid import Spread
 from ckpt.worker.lazy_torch import is_dtensor, is_module, is_optimizer, is_tensor
-from ckpt.worker.placement import Group, parts_of, replicas_of, spread_of
-from ckpt.worker.save.piece import Piece
+from ckpt.worker.placement import Group, Piece, parts_of, replicas_of, spread_of
 from ckpt.worker.save.replicas import Proofs, World
 from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TENSOR, Local, check_tensor, is_stateful, local_part, waited
 

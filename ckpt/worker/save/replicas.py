@@ -30,8 +30,7 @@ from ckpt.format.atomic_files import dump_json
 from ckpt.format.boxes import Box
 from ckpt.format.checksums import checksum
 from ckpt.worker.lazy_torch import in_use, is_module, is_optimizer, torch
-from ckpt.worker.placement import Group, as_group
-from ckpt.worker.save.piece import Piece
+from ckpt.worker.placement import Group, Piece, as_group
 from ckpt.worker.tensors import Local, dtype_name
 
 SMALL_BYTES = 16 << 10

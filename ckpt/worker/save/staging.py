@@ -13,10 +13,10 @@ from ckpt.format.rank_grid import Spread
 from ckpt.memory.arena import Slot
 from ckpt.native.memcpy import Move, ParallelCopy
 from ckpt.worker.lazy_torch import no_grad, torch
+from ckpt.worker.placement import Piece
 from ckpt.worker.save.async_copy import Copies, CopyJob, Overlap
 from ckpt.worker.save.cuda import Cuda
 from ckpt.worker.save.flatten import FlatState, place_of
-from ckpt.worker.save.piece import Piece
 from ckpt.worker.save.replicas import Share, share_out
 from ckpt.worker.tensors import Local, dtype_name, lies_flat, view_array, view_bytes
 
