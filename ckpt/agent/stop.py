@@ -1,9 +1,7 @@
 """Agrees on one step boundary at which all ranks of all nodes stop, without a collective in the training loop.
 
-A worker first writes its boundary to its node's board and then reads the gate. So when the gate is up, a worker whose
-row has boundary b waits at b + 1 at the latest. No rank can have passed the boundary after the furthest on any node.
-The gate is up for a few milliseconds only. No agent waits until a worker is held at the gate, because the worker may be
-in a collective with another worker that is.
+`ckpt.memory.board` has the argument why no rank can have passed that boundary. The gate is up for a few milliseconds
+only. No agent waits until a worker is held at the gate, because the worker may be in a collective with another that is.
 """
 
 from __future__ import annotations

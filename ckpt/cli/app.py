@@ -18,7 +18,7 @@ from ckpt.cli.rebuild import rebuild_lost
 from ckpt.cli.silent_storage import awaiting
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
-from ckpt.tiers.probe import probe_bucket as probe_bucket
+from ckpt.tiers.open import probe_bucket as probe_bucket
 from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
 

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers.reads import verified_shard
 from ckpt.tiers.tier import Tier
-from ckpt.tiers.verified import verified_shard
 from ckpt.worker.load.contents import StoredTensor, stored_state
 from ckpt.worker.load.shard_reader import Read, SavedStep
 

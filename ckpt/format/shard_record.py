@@ -1,8 +1,7 @@
 """The record of a shard in a node's memory: its writer, step, layout and checksums.
 
-A shard `NAME` in a memory directory is two files: `NAME.data` has the bytes; it may be longer than the shard, because
-slots are reused. `NAME.json` is this record. It is written last and removed first. A shard exists only if its record
-verifies.
+The record is written last and removed first. A shard exists only if its record verifies. The file of its bytes may be
+longer than the shard, because slots are reused. `ckpt.format.memory_names` has the names of both.
 """
 
 from __future__ import annotations

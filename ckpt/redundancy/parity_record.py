@@ -1,8 +1,7 @@
 """The record of a node's parity: all that a rebuild needs to know, besides the survivors' files.
 
-Parity `NAME` in a memory directory is `NAME.data` and `NAME.json`, as for a shard. `NAME.json` is this record; it is
-written last and removed first. It has copies of the shard records of the members before it in the ring, as many members
-as may be lost at once. So a copy of every lost shard's record survives.
+It is written last and removed first, as for a shard. It has copies of the shard records of the members before it in
+the ring, as many members as may be lost at once. So a copy of every lost shard's record survives.
 """
 
 from __future__ import annotations

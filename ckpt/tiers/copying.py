@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
+from ckpt.tiers.reads import verified_shard
 from ckpt.tiers.tier import Tier
-from ckpt.tiers.verified import verified_shard
 
 
 def copy_step(source: Tier, destination: Tier, save: SaveId, advance: Callable[[int], None]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from ckpt.config import CheckpointConfig
+from ckpt.errors import ConfigError, CorruptError
 from ckpt.sections import S3Section
 from ckpt.tiers import nvme, posix, s3
+from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
@@ -60,3 +63,27 @@ def newest_steps(section: Mapping[str, Any]) -> dict[str, int | None]:
     config = CheckpointConfig.from_mapping(section)
     found = {name: tier.steps() for name, tier in lower_tiers(config, node=None).items()}
     return {name: steps[0].step if steps else None for name, steps in found.items()}
+
+
+def probe_bucket(config: CheckpointConfig) -> None:
+    """Check that a job may put, get and delete objects in its bucket, with a small object under the job's prefix.
+
+    Args:
+        config: a configuration with an s3 section.
+
+    Raises:
+        OSError: the bucket refuses a request, or does not answer.
+        CheckpointError: the bytes differ, or the configuration is not valid.
+    """
+    if config.s3 is None:
+        raise ConfigError("checkpoint.s3: missing; there is no bucket to try")
+    scheme, name, prefix = split_url(config.s3.url)
+    bucket = open_bucket(config.s3.url, s3_options(config.s3), Throttle(None))
+    data = secrets.token_hex(16).encode()
+    key = "/".join(filter(None, (prefix, config.namespace, f".holdfast-doctor-{data[:8].decode()}")))
+    bucket.put(key, data)
+    try:
+        if bucket.get(key) != data:
+            raise CorruptError(f"{scheme}://{name}/{key}: other bytes came back than were put")
+    finally:
+        bucket.delete([key])

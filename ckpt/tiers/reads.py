@@ -5,10 +5,14 @@ A block that does not match its checksum is read once more before it counts as d
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ckpt.errors import CorruptError
+from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import BLOCK_BYTES, checksum, damaged_blocks
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
@@ -43,6 +47,39 @@ def verify(read: Read, place: ShardPlace) -> None:
     """Verify a shard through a buffer of limited size. Raises CorruptError at the first block that does not match."""
     for block in find_damaged(read, place.record.nbytes, place.record.blocks):
         raise CorruptError(_mismatch(place, block))
+
+
+def verified_shard(tier: Tier, save: SaveId, place: ShardPlace, advance: Callable[[int], None]) -> memoryview:
+    """A shard's bytes, with every block verified: mapped from the tier's file, or read into an unlinked file.
+
+    Args:
+        tier: the tier of the shard. If its file cannot be mapped, the shard is read into an unlinked file in TMPDIR,
+            because it may be larger than memory.
+
+    Raises:
+        CorruptError: bytes do not match their checksum. The message names the file.
+    """
+    window_bytes = WINDOW_BLOCKS * BLOCK_BYTES
+    nbytes, path = place.record.layout.nbytes, tier.data_path(save, place.file)
+    if not nbytes:
+        return memoryview(b"")
+    data = _room(nbytes) if path is None else map_regular(path, place.offset, nbytes)
+    for start in range(0, nbytes, window_bytes):
+        end = min(nbytes, start + window_bytes)
+        if path is None:
+            tier.read(save, place, start, data[start:end])
+        blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        if damaged := damaged_blocks(data, place.record.blocks, blocks):
+            where = f"{tier.where}, step {save.step}, {place.file}"
+            raise CorruptError(f"{where}: block {damaged[0]} of rank {place.rank} does not match; take another step")
+        advance(end - start)
+    return data
+
+
+def _room(nbytes: int) -> memoryview:
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk raises an error here instead of a SIGBUS later
+        return memoryview(mmap.mmap(file.fileno(), nbytes))
 
 
 def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:

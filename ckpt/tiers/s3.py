@@ -1,10 +1,4 @@
-"""The S3 tier: keys below `s3://bucket/prefix`, named like the files of the shared tier.
-
-<prefix>/<namespace>/holdfast.json                                     the mark: namespace and user
-<prefix>/<namespace>/owner.json                                        the claim of the live run
-<prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
-<prefix>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     put last: the commit
-"""
+"""The S3 tier: keys below `s3://bucket/prefix`, named like the files of the shared tier (posix.py)."""
 
 from __future__ import annotations
 

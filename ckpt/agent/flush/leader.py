@@ -60,9 +60,8 @@ class FlushLeader(Part):
     def resume(self, contents: TierContents, save: SaveId | None) -> list[str]:
         """Continues after earlier agents. Returns the tiers to which a restored save is flushed.
 
-        The agents may have ended before a due flush did. `every_s` counts from the newest commit in each tier, because
-        a run that restarts often would never reach it otherwise. The wall clock gives the time of that commit and may
-        jump, so the age is limited to 0 to `every_s`.
+        `every_s` counts from the newest commit in each tier, because a run that restarts often would never reach it
+        otherwise. The wall clock gives the time of that commit and may jump, so the age is limited to 0 to `every_s`.
 
         Args:
             save: the restored save, if all its shards are in the memory of the nodes where their ranks run; else None.

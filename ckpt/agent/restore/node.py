@@ -190,8 +190,8 @@ class RestoreNode(Part):
     async def _on_quarantine(self, source: int, save: SaveId, reason: str) -> None:
         if reason:
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
-        for where, why in await self._node_disk.quarantine(save):
-            self._listener.problem("step quarantined", f"{where}: {why}", save.step)
+        if moved := await self._node_disk.quarantine(save):
+            self._listener.problem("step quarantined", ": ".join(moved), save.step)
 
     async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)

@@ -13,7 +13,7 @@ from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
-from ckpt.tiers.catalog import CatalogEntry, directory_name, last_commit_s
+from ckpt.tiers.catalog import directory_name, last_commit_s
 from ckpt.tiers.nvme import DiskInUse, NvmeTier
 from ckpt.tiers.tier import Tier
 
@@ -51,38 +51,43 @@ class DiskShard:
 
 
 class NodeDisk:
-    """The shards of node-local tiers on this node at the start of the attempt."""
+    """The shards of the NVMe tier on this node at the start of the attempt; none if no such tier is configured."""
 
     def __init__(self, tiers: dict[str, Tier]) -> None:
-        self._tiers = {name: tier for name, tier in tiers.items() if isinstance(tier, NvmeTier)}
+        self._tier = tier if isinstance(tier := tiers.get("nvme"), NvmeTier) else None
         self._shards: dict[tuple[SaveId, int], DiskShard] = {}
         self._verified: set[tuple[SaveId, int]] = set()
         self.last_commit_s = 0.0  # since the epoch; 0 if there is none
-        self._damaged: dict[SaveId, tuple[Tier, str]] = {}  # saves whose bytes do not match: tier and reason
+        self._damaged: dict[SaveId, str] = {}  # saves whose bytes do not match, with the reason
 
     async def scan(self, holder: str) -> str | None:
         """Locks the disk for this run and reads its manifests. Returns the problem if it cannot, else None.
 
         Raises DiskInUse: another live run writes there.
         """
+        if (tier := self._tier) is None:
+            return None
         problems = []
-        for name, tier in self._tiers.items():
-            try:
-                entries = await in_thread(lambda tier: list(tier.catalog()), tier)
-                self._shards |= _shards_of(tier, entries)
-                self.last_commit_s = last_commit_s(entries)
-                problems += [f"{name} tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
-                await in_thread(tier.occupy, holder)
-            except DiskInUse as error:
-                raise DiskInUse(f"{name} tier: {error}") from None
-            except (CheckpointError, OSError) as error:
-                problems.append(f"{name} tier: {error}")
+        try:
+            entries = await in_thread(lambda: list(tier.catalog()))
+            self._shards = {
+                (manifest.save, place.rank): DiskShard(tier=tier, place=place)
+                for manifest in [entry.manifest for entry in entries if entry.manifest]
+                for place in manifest.shards
+            }
+            self.last_commit_s = last_commit_s(entries)
+            problems += [f"nvme tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
+            await in_thread(tier.occupy, holder)
+        except DiskInUse as error:
+            raise DiskInUse(f"nvme tier: {error}") from None
+        except (CheckpointError, OSError) as error:
+            problems.append(f"nvme tier: {error}")
         return "; ".join(problems) or None
 
     def leave(self) -> None:
         """Releases the disk for another run."""
-        for tier in self._tiers.values():
-            tier.leave()
+        if self._tier:
+            self._tier.leave()
 
     def rows(self) -> list[tuple[SaveId, int, int]]:
         """Save, world size and rank of every shard."""
@@ -126,21 +131,12 @@ class NodeDisk:
         if found is not None:
             log.warning("%s: step %d, rank %d: %s; passed over", found.path, save.step, rank, error)
             if isinstance(error, CorruptError):
-                self._damaged[save] = found.tier, str(error)
+                self._damaged[save] = str(error)
 
-    async def quarantine(self, save: SaveId) -> list[tuple[str, str]]:
-        """Quarantines this disk's part of a damaged save. Returns its new paths and the reasons."""
-        if save not in self._damaged:
-            return []
-        tier, reason = self._damaged.pop(save)
+    async def quarantine(self, save: SaveId) -> tuple[str, str] | None:
+        """Quarantines this disk's part of a save, if it is damaged. Returns its new path and the reason."""
+        if self._tier is None or save not in self._damaged:
+            return None
+        reason = self._damaged.pop(save)
         self._shards = {key: on_disk for key, on_disk in self._shards.items() if key[0] != save}
-        return [(await in_thread(tier.quarantine, directory_name(save), reason), reason)]
-
-
-def _shards_of(tier: Tier, entries: Sequence[CatalogEntry]) -> dict[tuple[SaveId, int], DiskShard]:
-    manifests = [entry.manifest for entry in entries if entry.manifest]
-    return {
-        (manifest.save, place.rank): DiskShard(tier=tier, place=place)
-        for manifest in manifests
-        for place in manifest.shards
-    }
+        return await in_thread(self._tier.quarantine, directory_name(save), reason), reason
