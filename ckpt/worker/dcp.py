@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
-    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -113,9 +112,6 @@ class DcpWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False
-
-    def storage_meta(self) -> StorageMeta | None:
-        return None
 
 
 class DcpReader(StorageReader):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.timeouts import within
 
 _POLL_S = 0.2
 
@@ -33,7 +34,7 @@ class IdleExit(Part):
         """Returns when this agent is to exit: no process is connected to any agent that can be reached."""
         if not await self._poll(lambda: self._listener.used, self._deadlines.use_s):
             log.warning("no process has connected within %g s: leaving", self._deadlines.use_s)
-        await self._poll(lambda: not self._listener.clients, None)
+        await self._poll(lambda: not self._listener.clients, math.inf)
         try:
             while not (await self._peers.call(0, "unused"))["leave"]:
                 await asyncio.sleep(_POLL_S)
@@ -51,15 +52,11 @@ class IdleExit(Part):
             self._leaving.add(source)
         return {"leave": leave}
 
-    async def _poll(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Waits for a condition. Returns whether it was met within `timeout_s` (None: no limit)."""
-
-        async def poll() -> None:
-            while not condition():
-                await asyncio.sleep(_POLL_S)
-
-        try:
-            await within(timeout_s, poll())
-        except asyncio.TimeoutError:
-            return False
+    async def _poll(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for a condition. Returns whether it was met within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
         return True

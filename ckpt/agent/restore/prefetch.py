@@ -65,10 +65,7 @@ class PrefetchNode(Part):
                 continue
             try:
                 await self._loading.fetch(plan, rank, blocks)
-            except (
-                CheckpointError,
-                OSError,
-            ) as error:  # the load finds another source, or reports it
+            except (CheckpointError, OSError) as error:  # the load finds another source, or reports it
                 log.warning("rank %s of step %s is not prefetched: %s", rank, plan.step, error)
 
     async def _on_foresee(self, source: int, plan: dict[str, Any], headers: list[int]) -> None:

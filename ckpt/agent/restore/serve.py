@@ -150,20 +150,14 @@ class Loading(Part):
         taken_in = rank in plan.fetched or rank in plan.leaving
         reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
-        sources: list[tuple[str, Source]] = [
-            *((self._local_path(name), partial(self._local, name)) for name in self._memory_store.find(save, rank)),
-            *(
-                (str(on_disk.path), partial(self._from_disk, save, rank))
-                for on_disk in [self._node_disk.find(save, rank)]
-                if on_disk
-            ),
-            *(
-                (self._peers.nodes[node], partial(self._remote, node, save, rank, blocks))
-                for node in nodes
-                if node != self._place.node_rank
-            ),
-            *((name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored),
-        ]
+        found = self._memory_store.find(save, rank)
+        sources: list[tuple[str, Source]] = [(self._local_path(name), partial(self._local, name)) for name in found]
+        if on_disk := self._node_disk.find(save, rank):
+            sources.append((str(on_disk.path), partial(self._from_disk, save, rank)))
+        for node in nodes:
+            if node != self._place.node_rank:
+                sources.append((self._peers.nodes[node], partial(self._remote, node, save, rank, blocks)))
+        sources += [(name, partial(self._stored, name, save, rank, blocks)) for name in plan.stored]
         return [source for name, source in sources if (save, rank, name) not in self._damaged]
 
     async def _local(self, name: str) -> dict[str, Any]:

@@ -170,11 +170,8 @@ class SavedStep:
             ) from None
         record = ShardRecord.from_json(reply["record"])
         known = self._records.get(rank, record)
-        if (record.save, record.rank, record.layout) != (
-            known.save,
-            rank,
-            known.layout,
-        ) or record.save.step != self.step:
+        got, expected = (record.save, record.rank, record.layout), (known.save, rank, known.layout)
+        if got != expected or record.save.step != self.step:
             raise CorruptError(
                 f"step {self.step}: the shard offered for rank {rank} is of rank {record.rank}, {record.save}"
             )
