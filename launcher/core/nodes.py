@@ -111,6 +111,7 @@ def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
 
 
 def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
+    turn.set(lost_s=turn.now_s)
     if turn.state.stage is Stage.ATTEMPT:
         attempt_reports.on_node_lost(turn, given)
     elif launch.on_node_lost(turn, given):

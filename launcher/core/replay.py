@@ -12,7 +12,16 @@ from typing import Any
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core.faults import AGENT_LOST, NODE_LOST, PREEMPTED, PREFLIGHT, SCHEDULER_LOST, USER_ERROR, signature
+from launcher.core.faults import (
+    AGENT_LOST,
+    NODE_LOST,
+    PREEMPTED,
+    PREFLIGHT,
+    SCHEDULER_LOST,
+    START_TIMEOUT,
+    USER_ERROR,
+    signature,
+)
 from launcher.core.frozen import replace
 
 SUSPECT_AFTER = 2  # number of attempts that failed on one node
@@ -20,8 +29,10 @@ SUSPECT_AFTER = 2  # number of attempts that failed on one node
 TIME_LIMIT = "time_limit"
 HALT = "halt"  # a user wants the job to end for good, so it is not requeued
 CANCEL = "cancel"
+LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
 RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
 _NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
+_OF_LOST_NODES = (NODE_LOST, START_TIMEOUT)  # the second follows from the first where too few nodes are left
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
 
 Event = Mapping[str, Any]
@@ -104,7 +115,7 @@ class Gains:
         fruitless: number of attempts in a row without progress, whatever ended them.
         agentless: number of attempts in a row whose agents did not start, since the job's last start.
         restarts: number of attempts after the first, without those after a resize.
-        kind: kind of the last decisive fault.
+        kind, fault_s: kind and time (epoch) of the last decisive fault.
         repeats: number of faults of each kind since the last progress.
         failed_on: number of faults of each node since the last progress.
         new_suspect: the node that became a suspect with the last fault; None if none did.
@@ -120,6 +131,7 @@ class Gains:
     agentless: int = 0
     restarts: int = 0
     kind: str = ""
+    fault_s: float = 0.0
     repeats: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     failed_on: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     new_suspect: str | None = None
@@ -423,13 +435,15 @@ def _after_fault(history: History, fault: Event, workers_s: float | None) -> Gai
         new_suspect = node if failed_on[node] == SUSPECT_AFTER else None
     trace = fault.get("traceback") if kind == USER_ERROR else None
     error = signature(trace) if trace else None
+    is_same = {kind, gains.kind} <= {*_OF_LOST_NODES} and fault["time"] - gains.fault_s <= LOSSES_S
     return replace(
         gains,
         file_at_fault_s=gains.file_s or 0.0,
         step_at_fault=gains.step,
-        fruitless=0 if gained or has_run else gains.fruitless + 1,
+        fruitless=0 if gained or has_run else gains.fruitless + (not is_same),
         agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,
         kind=kind,
+        fault_s=fault["time"],
         repeats=repeats,
         failed_on=failed_on,
         new_suspect=new_suspect,

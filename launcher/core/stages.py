@@ -16,6 +16,7 @@ from launcher.core.commands import (
 from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
 from launcher.core.recovery import choose_rung
+from launcher.core.replay import LOSSES_S
 from launcher.core.state import Resize, Sigterm, Stage
 from launcher.core.turn import Turn
 
@@ -284,8 +285,26 @@ def deciding(turn: Turn) -> None:
         turn.set(blocked="")
         _ask_scheduler(turn)
         turn.enter(Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
-    else:
+    elif not _awaits_losses(turn):
         _recover(turn, state.fault, state.fault_nodes)
+
+
+def _awaits_losses(turn: Turn) -> bool:
+    """Whether the base's last runners may be about to be lost too, after so many that too few nodes are left."""
+    state = turn.state
+    members = state.members
+    suffice = members.usable + members.joining_count >= state.job.sizes[-1]
+    if state.lost_s is None or suffice or not _has_base(turn):
+        return False
+    until_s = state.lost_s + LOSSES_S
+    if turn.now_s < until_s != state.again_s:
+        turn.set(again_s=until_s)
+    return turn.now_s < until_s
+
+
+def _has_base(turn: Turn) -> bool:
+    """Whether a node of the base is usable."""
+    return any(is_usable(turn.member(node)) for node in turn.state.job.nodes)
 
 
 def scheduler(turn: Turn) -> None:
@@ -354,10 +373,10 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
 
 
 def _take_all_back(turn: Turn) -> bool:
-    """Handles the loss of all nodes of an attempt at once, including this one: only the runners can be lost."""
+    """Handles the loss of all nodes of the base, including this one: only their runners can be lost."""
     members = turn.state.members
     lost = [node for node in turn.state.job.nodes if members[node].is_lost]
-    if members.usable or not lost or requests.may_be_asked(turn.state.requests):
+    if not lost or _has_base(turn) or requests.may_be_asked(turn.state.requests):
         return False
     turn.record("problem", what="all runners were lost at once: they are started again")
     for node in lost:

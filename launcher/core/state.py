@@ -427,6 +427,7 @@ class State:
         attempt: the running or the last attempt.
         roll_call_s: time at which runners that are missing after a take-over are given up.
         is_isolated: whether most nodes are silent at once.
+        lost_s: time of the last loss of a runner; None if none was lost.
         stood_still_s: time at which this process last continued after it had stood still.
         is_waiting_told: whether the wait for the folder has been recorded.
         step: the newest finished step that was reported.
@@ -462,6 +463,7 @@ class State:
     hang: Hang = field(default_factory=Hang)
     roll_call_s: float | None = None
     is_isolated: bool = False
+    lost_s: float | None = None
     stood_still_s: float | None = None
     is_waiting_told: bool = False
     step: int | None = None

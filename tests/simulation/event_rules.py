@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.core.boosters import TELL_AGAIN_S
-from launcher.core.replay import SUSPECT_AFTER
+from launcher.core.replay import LOSSES_S, SUSPECT_AFTER
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
 _UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
 _NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")
+_OF_LOST_NODES = ("node_lost", "start_timeout")
 _RUNGS = {"resized": ("grow", "spare")}
 
 
@@ -27,8 +28,10 @@ class EventRules:
         "_before",
         "_committed",
         "_decisive",
+        "_decisive_s",
         "_failed",
         "_failed_on",
+        "_failed_s",
         "_faults",
         "_fruitless",
         "_holders",
@@ -75,6 +78,7 @@ class EventRules:
         self._failed: str | None = None  # the node of the attempt's first fault
         self._failed_on: dict[str | None, int] = {}  # failures since the last progress
         self._fruitless = self._unbegun = 0
+        self._failed_s = self._decisive_s = 0.0  # of the attempt's first fault, and of the decisive one before
 
     def broken_by(self, event: dict[str, Any]) -> str | None:
         """Takes the next event; says what it breaks."""
@@ -173,13 +177,15 @@ class EventRules:
         first = next((kind for kind in self._faults if kind != "stop"), "stop")
         if first in _NOT_COUNTED:
             return
-        if first != "stop":
-            self._decisive.append(first)
+        is_same = first != "stop" and self._decides(first, self._failed_s)
+        if first == "stop":
+            self._decisive_s = 0.0
+        else:
             if self._newest > self._newest_at_fault:
                 self._failed_on.clear()
             self._newest_at_fault = self._newest
             self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
-        self._fruitless = self._fruitless + 1 if self._newest <= self._newest_before else 0
+        self._fruitless = self._fruitless + (not is_same) if self._newest <= self._newest_before else 0
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0
 
@@ -195,12 +201,19 @@ class EventRules:
             if event.get("node") is not None and event["node"] not in (*self._nodes, *self._holders):
                 return f"a fault of {event['node']}, which is not in attempt {number}"
             if all(kind == "stop" for kind in self._faults):
-                self._failed = event.get("node")
+                self._failed, self._failed_s = event.get("node"), event["time"]
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED:
-            self._unbegun += 1
-            self._decisive.append(event["kind"])
+            self._unbegun += not self._decides(event["kind"], event["time"])
         return None
+
+    def _decides(self, kind: str, time_s: float) -> bool:
+        """Takes account of a decisive fault. Whether it is the same loss of nodes as the one before."""
+        is_near = time_s - self._decisive_s <= LOSSES_S
+        is_same = is_near and {kind, *self._decisive[-1:]} <= {*_OF_LOST_NODES}
+        self._decisive.append(kind)
+        self._decisive_s = time_s
+        return is_same
 
     def _problem(self, event: dict[str, Any]) -> str | None:
         if event["what"] == "no booster can be asked for" and event["detail"] != UNANSWERED:

@@ -14,8 +14,10 @@ from launcher.core.inputs import (
     TimeWarned,
     WorkersEnded,
 )
+from launcher.core.replay import LOSSES_S
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, OK, REMOVED
+from simulation.runner import BASE
 
 if TYPE_CHECKING:
     from simulation.host import Host
@@ -121,6 +123,14 @@ def slow_start(world: World, fault: Fault, node: Host) -> Heal:
 def runner_killed(world: World, fault: Fault, node: Host) -> None:
     if node.runner is not None and node.is_up:
         node.runner.die()
+
+
+def runners_cancelled(world: World, fault: Fault, node: Host) -> None:
+    """The base's step is cancelled: each of its runners ends at a moment of its own."""
+    for host in world.hosts.values():
+        if host.runner is not None and host.runner.allocation == BASE:
+            world.touched.setdefault(host.name, set()).add(fault.kind)
+            world.clock.after(world.delay(0.0, LOSSES_S / 2), host.runner.die)
 
 
 def runner_broken(world: World, fault: Fault, node: Host) -> None:
@@ -499,6 +509,6 @@ INJECT: dict[str, Callable[..., Any]] = {
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
         supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
         boosters_wait, boosters_start, stranger_joins, scale, fabric_missed, workers_pause, agents_refused,
-        boosters_late, sbatch_late,
+        boosters_late, sbatch_late, runners_cancelled,
     )
 }  # fmt: skip

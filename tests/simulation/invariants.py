@@ -33,13 +33,14 @@ from launcher.core.inputs import (
     TimerFired,
 )
 from launcher.core.members import Phase, is_usable
-from launcher.core.replay import History, apply
+from launcher.core.replay import LOSSES_S, History, apply
 from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import DecisionRules
 from simulation.event_rules import EventRules
+from simulation.probes import Probes
 from simulation.successor import differences
 from simulation.training import CHUNK_STEPS
 from simulation.violation import Violation
@@ -75,7 +76,7 @@ _DISTURBS_ANY = frozenset((
 ))  # fmt: skip
 _LOSES = frozenset((
     "runner_killed", "node_crashes", "node_freezes", "link_breaks", "node_cut", "slurm_cuts", "slurmd_dies",
-    "runner_broken", "slow_kill",
+    "runner_broken", "slow_kill", "runners_cancelled",
 ))  # fmt: skip
 _SLOWS_ANY = frozenset(("partition", "slow_network", "links_break", "node_cut", "supervisor_node_freezes"))
 _TRUE: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = tuple(
@@ -104,7 +105,7 @@ _QUICK = frozenset((
     "agents_refused", "fabric_missed", "workers_hang", "workers_pause", "runner_broken", "time_warned", "scale",
     "booster_preempted", "booster_ends", "booster_killed", "boosters_start", "boosters_wait", "boosters_late",
     "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin", "preempted", "slurm_cuts",
-    "sbatch_late",
+    "sbatch_late", "runners_cancelled",
 ))  # fmt: skip
 _KEEPS_NODES = frozenset((
     "worker_fails", "agent_dies", "workers_hang", "workers_pause", "cancel", "halt", "time_warned", "fabric_missed",
@@ -117,7 +118,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.ASKING: 1.0,
     Stage.PROBING: 0.5,
     Stage.LOOKING: 0.5,
-    Stage.DECIDING: 0.5,
+    Stage.DECIDING: LOSSES_S + 0.5,  # the last connections may be about to close too
     Stage.CONFIRMING: 1.0,
     Stage.CLOSING: 0.5,
     Stage.REQUEUEING: 1.0,
@@ -173,6 +174,7 @@ class Invariants:
         "_obeyed_terms",
         "_out_at",
         "_overdue",
+        "_probes",
         "_requeued",
         "_rules",
         "_scaled_s",
@@ -191,6 +193,7 @@ class Invariants:
         setup = world.setup
         most = setup.max_without_progress + setup.nodes + setup.spares  # each node may be replaced as a suspect
         self._rules = EventRules(setup.sizes, most if setup.has_checkpoint and not setup.names_own else None)
+        self._probes = Probes(world.decide, setup.seed)
         self._attempts: dict[int, int] = {}  # number -> the term that started it
         self._committed: list[tuple[int, tuple[str, ...]]] = []
         self._history: dict[int, History] = {}  # of each term
@@ -297,6 +300,7 @@ class Invariants:
         expected_s = set_s if is_set else None if type(message) is TimerFired else before.timer_s
         if state.timer_s != expected_s:
             raise Violation("no lost timer", "the state's timer differs from the driver's")
+        self._probes.try_one(state, driver.now_s)
 
     def _check_durations(self, driver: Driver, before: State) -> None:
         """Nothing waits longer than it must where nothing stands against it."""
@@ -661,6 +665,8 @@ class Invariants:
         )
         if outcome == "no_progress" and is_plain and rules.fruitless < setup.max_without_progress:
             raise Violation("a true outcome", f"{outcome}, and {rules.fruitless} attempts gained nothing")
+        if outcome == "too_few_nodes" and world.kinds == {"runners_cancelled"}:
+            raise Violation("runners that are lost are started again", f"{outcome}, and only they were lost")
         if outcome == "user_error" and rules.decisive[-1:] not in (["user_error"], ["environment"], []):
             raise Violation("a true outcome", f"{outcome}, and the last fault is {rules.decisive[-1:]}")
         if outcome == "fabric" and "fabric" not in rules.decisive[-1:]:

@@ -178,6 +178,7 @@ _ADDED: dict[str, tuple[float, bool, int]] = {
     "agents_refused": (2, True, 1),
     "boosters_late": (2, True, 1),
     "sbatch_late": (2, True, 1),
+    "runners_cancelled": (1, False, 1),
 }
 KINDS |= _ADDED
 _ELASTIC_TRIGGERS = (

@@ -13,6 +13,7 @@ from launcher.core.attempt import FOLDER_TIMEOUT_S, PREDECESSOR_S, RETURN_S
 from launcher.core.commands import Order, Purpose
 from launcher.core.members import Phase
 from launcher.core.nodes import MAX_RETURNS
+from launcher.core.replay import LOSSES_S
 from launcher.core.stages import (
     ALL_NODES_GRACE_S,
     FOLDER_AGAIN_S,
@@ -403,6 +404,26 @@ def test_runners_that_are_lost_all_at_once_are_started_again_and_no_node_is_out(
     assert play.end is not None and play.end.outcome == "done"
 
 
+def test_runners_that_are_lost_one_shortly_after_the_other_are_started_again() -> None:
+    play = Play(make_job(4, train=3))
+    play.run()
+    for node in ("n2", "n1", "n3"):
+        play.lose(node)
+        play.passes(LOSSES_S / 4)
+    assert play.end is None and len(play.all(do.StartRunners)) == 1
+    play.lose("n4")
+    assert [command.nodes for command in play.all(do.StartRunners)] == [("n1", "n2", "n3", "n4")] * 2
+
+
+def test_where_a_node_stays_after_too_many_losses_the_job_is_handed_back() -> None:
+    play = Play(make_job(3, train=2, can_requeue=True))
+    play.run()
+    play.lose("n2", "n1")
+    play.passes(LOSSES_S)
+    assert len(play.all(do.StartRunners)) == 1
+    assert play.all(do.AskWhyTerminated)
+
+
 def test_of_runners_that_are_started_again_those_where_the_newest_step_is_are_awaited() -> None:
     play = Play(make_job(3, train=2, has_checkpoint=True))
     play.run()
@@ -631,6 +652,7 @@ def test_a_job_that_has_too_few_nodes_is_handed_back() -> None:
     play.why_terminated = "preempted"  # of a job that runs
     play.run()
     play.lose("n2")
+    play.passes(LOSSES_S)
     assert play.end is not None and play.end.outcome == "stopped"
     assert play.all(do.Requeue) == [do.Requeue(exclude=("n2",))]
     assert play.events("stop_requested")[0]["detail"].startswith("no spare node is left: ")
@@ -645,6 +667,7 @@ def test_one_that_is_being_cancelled_ends(has_sigterm: bool) -> None:
         play.silent = {do.AskWhyTerminated}
         play.give(inputs.Terminated())
     play.lose("n2")
+    play.passes(LOSSES_S)
     if has_sigterm:
         assert play.end is None
         play.give(inputs.TerminationExplained(why="cancel"))
@@ -656,6 +679,7 @@ def test_where_nothing_can_be_requeued_too_few_nodes_are_the_outcome() -> None:
     play = Play(make_job(can_requeue=False))
     play.run()
     play.lose("n2")
+    play.passes(LOSSES_S)
     assert play.end is not None and play.end.outcome == "too_few_nodes" and not play.all(do.Requeue)
 
 
@@ -664,6 +688,7 @@ def test_a_requeue_that_is_refused_is_said_with_its_reason() -> None:
     play.requeue_error = "invalid job id"
     play.run()
     play.lose("n2")
+    play.passes(LOSSES_S)
     assert play.end is not None and play.end.outcome == "too_few_nodes"
     assert play.end.reason.endswith("; not requeued: invalid job id; submit the job again in the same folder")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.core.recovery import Decision, choose_rung
-from launcher.core.replay import RAN_S, Event, Gains, History, replay
+from launcher.core.replay import LOSSES_S, RAN_S, Event, Gains, History, replay
 from launcher.core.state import RestartLimits
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
@@ -21,6 +21,7 @@ class Job:
         self._limits = RestartLimits(**limits)
         self._history = History(has_checkpoint=has_checkpoint)
         self._attempt = -1
+        self._now_s = 1000.0
         self.node: str | None = None  # on which attempts fail
 
     @property
@@ -28,7 +29,7 @@ class Job:
         return self._history.gains
 
     def event(self, event: str, **fields: Any) -> None:
-        told: Event = {"event": event, "time": 1000.0, **fields}
+        told: Event = {"event": event, "time": self._now_s, **fields}
         self._history = replay([told], self._history)
 
     def attempt(
@@ -39,6 +40,7 @@ class Job:
         trained_s: float = 0.0,
         committed_late: int | None = None,
         further: tuple[str, ...] = (),
+        after_s: float = 60.0,
         **nodes: bool,
     ) -> Decision:
         """An attempt that ends with a fault.
@@ -50,16 +52,18 @@ class Job:
             trained_s: for how long its workers ran.
             committed_late: a step that was committed between the fault and the attempt's end.
             further: kinds of faults that are recorded after it.
+            after_s: time from the last event to its start.
             nodes: as choose_rung() has them.
         """
         self._attempt += 1
+        self._now_s += after_s
         self.event("attempt_start", attempt=self._attempt, nodes=["n1", "n2"])
         if committed is not None:
             self.event("commit", attempt=self._attempt, step=committed, tier="memory")
         if trained_s:
             self.event("workers_started", attempt=self._attempt)
-        ended = {"kind": fault, "traceback": trace, "node": self.node, "time": 1000.0 + trained_s}
-        self.event("fault", attempt=self._attempt, **ended)
+        self._now_s += trained_s
+        self.event("fault", attempt=self._attempt, kind=fault, traceback=trace, node=self.node)
         for kind in further:
             self.event("fault", attempt=self._attempt, kind=kind, node=self.node)
         if committed_late is not None:
@@ -219,8 +223,18 @@ def test_counts_go_on_after_a_requeue() -> None:
     job = Job(max_without_progress=2)
     job.attempt("node_lost", nodes_suffice=False)
     job.event("job_start")
-    job.event("fault", kind="start_timeout")
+    job.event("fault", kind="start_timeout", time=2000.0)
     assert job.decide(nodes_suffice=False).outcome == "no_progress"
+
+
+def test_runners_that_are_lost_one_shortly_after_the_other_are_one_fault() -> None:
+    """When a step is cancelled, each of its runners ends at a moment of its own."""
+    job = Job(max_without_progress=2)
+    for _ in range(5):
+        assert job.attempt("node_lost", after_s=0.5).action == "restart"
+    job.event("fault", kind="start_timeout")
+    assert job.decide().action == "restart"
+    assert job.attempt("node_lost", after_s=LOSSES_S + 0.1).outcome == "no_progress"
 
 
 def test_a_fabric_that_is_required_and_not_used_ends_the_job_without_a_requeue() -> None:
