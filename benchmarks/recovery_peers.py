@@ -165,6 +165,9 @@ def systems(python: str) -> list[System]:
     torchft = "" if has(python, "torchft") else "torchft-nightly is not installed"
     torchrun_argv = [sys.executable, "-m", "torch.distributed.run"]
     nvrx_argv = [str(Path(python).parent / "ft_launcher"), "--ignore-missing-fault-tol-cfg"]
+    # By default torch 2.13 gives the workers of all rounds one store, in which those of the second round find the first
+    # round's addresses: gloo's connectFullMesh is refused, and none of them makes a step.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     last_call = ["last_call_timeout=1"]
     keep_alive = [
         "keep_alive_interval=1",
@@ -174,8 +177,10 @@ def systems(python: str) -> list[System]:
     stop = ["--term-timeout=1", "--workers-stop-timeout=1"]
     return [
         System(name=HOLDFAST, start=holdfast),
-        System(name="torchrun", start=lambda folder: elastic(folder, torchrun_argv)),
-        System(name="torchrun, shortened", start=lambda folder: elastic(folder, torchrun_argv, keep_alive)),
+        System(name="torchrun", start=lambda folder: elastic(folder, torchrun_argv, **own_store)),
+        System(
+            name="torchrun, shortened", start=lambda folder: elastic(folder, torchrun_argv, keep_alive, **own_store)
+        ),
         System(name="ft_launcher", start=lambda folder: elastic(folder, nvrx_argv), missing=nvrx),
         System(
             name="ft_launcher, shortened",
@@ -216,7 +221,9 @@ def holdfast(folder: Path) -> Iterator[Run]:
 
 
 @contextlib.contextmanager
-def elastic(folder: Path, launcher: list[str], rendezvous: list[str] | None = None) -> Iterator[Run]:
+def elastic(
+    folder: Path, launcher: list[str], rendezvous: list[str] | None = None, **environment: str
+) -> Iterator[Run]:
     """A torchrun, or what takes its options, on each node. The first one holds the rendezvous."""
     nodes = Launchers(folder)
     port = free_port()
@@ -232,7 +239,7 @@ def elastic(folder: Path, launcher: list[str], rendezvous: list[str] | None = No
             options += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench", f"--rdzv-conf={conf}"]
             options += ["--local-addr=127.0.0.1", f"--log-dir={folder}/log"]
             script = [str(SCRIPT), "files", str(steps_dir(folder)), f"{memory}/state.pt"]
-            nodes.start(node, [*launcher, *options, *script])
+            nodes.start(node, [*launcher, *options, *script], **environment)
             if node == NODES[0]:
                 wait_for_port(port)
         yield Run(steps_dir(folder), nodes.kill, nodes_logging=len(NODES))

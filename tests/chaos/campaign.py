@@ -15,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.only or ()) - set(CATALOGUE):
         parser.error(f"--only: no fault {', '.join(sorted(unknown))}; there are: {'; '.join(CATALOGUE)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what it started ends with it
     try:
         with share() as path, load(args.load):
             return run(args, path)
