@@ -16,6 +16,10 @@
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
+    decision_rules  what each decision of one supervisor must keep to
+    input_rules  what must be true after each kind of input; attempt_rules and answer_rules: of the attempt, of answers
+    decided      one decision, as these rules look at it
+    probes       inputs that are only tried, in the states of a run
     successor    what a supervisor that took over would know
     shrink       the fewest faults that still fail
     campaign     many schedules, on all cores

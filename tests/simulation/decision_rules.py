@@ -40,6 +40,7 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from simulation.input_rules import check_input
 from simulation.violation import Violation
 
 _TELLS_STEP = (Committed, FirstStep, Progress, WorkersEnded, WorkersKilled)
@@ -76,6 +77,7 @@ class DecisionRules:
             self._usable, self._usable_s = state.members.usable, now_s
         self._check_launches(message, state, todo)
         self._check_reports(before, message, state)
+        check_input(before, message, state, todo, now_s)
         if state.boosters or before.boosters or self._asked or todo:
             self._check_boosters(before, message, state, todo)
         if state.members is not before.members and state.stage is not Stage.ENDED:

@@ -26,6 +26,7 @@ MODULES = (
     "members", "nodes", "recovery", "replay", "requests", "resize", "stages", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
+PROBES_EVERY = 2  # decisions; more often than in the tests, because a mutant has fewer schedules
 
 
 def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -124,11 +125,12 @@ def _run_mutant(folder: str, schedules: int) -> int:
     import launcher
 
     launcher.__path__.insert(0, folder)
-    from simulation import campaign  # the core is imported with it
+    from simulation import campaign, probes  # the core is imported with them
     from simulation.schedule import draw
     from simulation.test_kept_seeds import KEPT
 
     campaign.LONGEST_S = 5.0
+    probes.EVERY = PROBES_EVERY
     drawn = (draw(seed) for seed in range(FIRST_SEED, FIRST_SEED + schedules))
     for number, schedule in enumerate(chain(KEPT.values(), drawn), 1):
         failure = campaign.run_one(schedule)

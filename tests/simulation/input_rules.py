@@ -1,0 +1,277 @@
+"""What the state must be after each kind of input: what is reported is known, and its commands are given.
+
+A rule takes the state before and after a decision, and names what is missing. Rules read the input, and never how the
+core came to its decision. So they also hold for inputs that are only tried (`probes`). This module has the rules of
+nodes; `attempt_rules` and `answer_rules` have the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.core import commands as do
+from launcher.core import inputs as given
+from launcher.core.faults import ENVIRONMENT, NODE_LOST, PREEMPTED, RUNNER_LOST
+from launcher.core.members import Phase, is_usable
+from launcher.core.nodes import MAX_RETURNS
+from launcher.core.state import AttemptPhase, BoosterPhase, Stage, State
+from simulation import answer_rules, attempt_rules
+from simulation.decided import AT_WORK, Decided, Rule
+from simulation.violation import Violation
+
+_GONE = (Phase.OUT, Phase.RETURNING)
+_BEFORE_CAUSE = (
+    AttemptPhase.RECORDING, AttemptPhase.RETURNING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING,
+    AttemptPhase.FINDING_CAUSE,
+)  # fmt: skip
+
+
+def check_input(before: State, message: Any, after: State, todo: tuple[do.Command, ...], now_s: float) -> None:
+    """Checks a decision by its input.
+
+    Raises:
+        Violation: the state after it, or its commands, do not fit.
+    """
+    rule = _RULES.get(type(message))
+    if rule is None or Stage.ENDED in (before.stage, after.stage):
+        return
+    number, node = getattr(message, "attempt", None), getattr(message, "node", None)
+    if type(message) is not given.NodeJoined:
+        if node is not None and node not in before.members and not _is_awaited(before, node):
+            return
+        of = before.attempt
+        if number is not None and (of is None or of.number != number or not of.is_running):
+            return
+    for wrong in rule(Decided(before, after, todo, now_s), message):
+        raise Violation("what is reported has its effect", f"{wrong}: {message}")
+
+
+def _is_awaited(state: State, node: str) -> bool:
+    return any(each.node == node for each in state.asking.waiting)
+
+
+# Nodes
+
+
+def _node_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
+    node, before = message.node, its.before
+    was, now = before.members.table.get(node), its.after.members.table.get(node)
+    allocation = message.allocation or (was.allocation if was is not None else "")
+    if was is None or was.allocation != allocation:
+        yield from _stranger_joined(its, message, allocation)
+        return
+    if now is None or (was.phase is Phase.OUT and its.is_leaving(node)):
+        return
+    if was.phase in _GONE:
+        if not was.is_lost:
+            if now.phase is not was.phase:
+                yield f"{node} was out for good, and is {now.phase.value}"
+        elif was.returns >= MAX_RETURNS:
+            if now.phase is not Phase.OUT or now.is_lost or not its.dismisses(node):
+                yield f"{node} has come back too often, and may again"
+        elif (now.phase, now.ending, now.is_judged) != (Phase.RETURNING, message.attempt, False):
+            yield f"{node} is back, and {now}"
+        elif not any(_is_question(command, do.Purpose.RETURN, node) for command in its.todo):
+            yield f"the scheduler is not asked about {node}"
+        return
+    of = before.attempt
+    trains = before.stage is Stage.ATTEMPT and of is not None and node in of.nodes
+    if message.problem is not None:
+        if now.phase is not Phase.OUT or now.is_lost or now.reason != message.problem or not its.dismisses(node):
+            yield f"{node} has a problem, and is {now}"
+        if not its.records("fault", node=node, reason=message.problem):
+            yield "the problem is not recorded"
+    elif not its.records("node_ready", node=node, warm=message.is_warm):
+        yield "it is not recorded that it is ready"
+    if trains and its.is_same_attempt:
+        yield from _rank_joined(its, message)
+    elif not trains and message.attempt is not None and not its.orders(do.Order.KILL, node, message.attempt):
+        yield "what it has of an earlier attempt is not ended"
+
+
+def _rank_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
+    """A node of the attempt."""
+    of, attempt, node = its.before.attempt, its.after.attempt, message.node
+    assert of is not None and attempt is not None
+    if node in of.lost:
+        return
+    if node not in attempt.returned:
+        yield "it is not known to have returned"
+    if message.attempt != of.number and of.phase in (AttemptPhase.RETURNING, *AT_WORK):
+        if not any(fault.node == node for fault in attempt.faults):
+            yield "it has lost its workers, and that is no fault"
+    elif of.phase is AttemptPhase.KILLING and not its.orders(do.Order.KILL, node, of.number):
+        yield "it is not told again to end its workers"
+
+
+def _stranger_joined(its: Decided, message: given.NodeJoined, allocation: str) -> Iterator[str]:
+    """A runner of an allocation in which its node is no member."""
+    before, after, node = its.before, its.after, message.node
+    was = before.members.table.get(node)
+    booster = next((each for each in before.boosters if each.allocation == allocation), None)
+    if booster is None:
+        if before.asking.is_asked and was is None:
+            if message not in after.asking.waiting:
+                yield "it may be of the booster that is asked for, and is not kept"
+        elif not its.dismisses(node) or not its.records("problem", node=node):
+            yield "it is unknown, and not sent away"
+        elif allocation not in ("", *before.job.allocations.values()) and not its.asks_for(do.EndAllocation):
+            yield "its allocation is not ended"
+        return
+    now = next((each for each in after.boosters if each.allocation == allocation), None)
+    if now is None:
+        return
+    is_base = was is not None and all(each.allocation != was.allocation for each in before.boosters)
+    if booster.phase is BoosterPhase.LEAVING or node in before.history.out or is_base:
+        if not its.dismisses(node):
+            yield "it cannot be used, and is not sent away"
+        if now.phase is not BoosterPhase.LEAVING:
+            yield f"its booster cannot be used as a whole, and is {now.phase.value}"
+    elif was is None:
+        if now.phase is not BoosterPhase.RUNNING or node not in now.nodes or now.running_s is None:
+            yield f"its booster is {now}"
+        if booster.running_s is not None and now.running_s != booster.running_s:
+            yield f"its booster runs since {now.running_s}, before {booster.running_s}"
+
+
+def _is_question(command: do.Command, purpose: do.Purpose, node: str) -> bool:
+    return type(command) is do.AskUnusable and command.purpose is purpose and node in command.nodes
+
+
+def _node_warm(its: Decided, message: given.NodeWarm) -> Iterator[str]:
+    was, now = its.before.members.table.get(message.node), its.after.members.table.get(message.node)
+    if was is None:
+        if message not in its.after.asking.waiting:
+            yield "it is not kept for the booster that is asked for"
+    elif now is not None and is_usable(was) and not now.is_warm:
+        yield "it is not warm"
+
+
+def _node_lost(its: Decided, message: given.NodeLost) -> Iterator[str]:
+    node, before, after = message.node, its.before, its.after
+    was, now = before.members.table.get(node), after.members.table.get(node)
+    if was is None:
+        if _is_awaited(after, node):
+            yield "it is kept for the booster that is asked for"
+        return
+    in_attempt = before.stage is Stage.ATTEMPT
+    launch = before.launch
+    if not in_attempt and launch.is_under_way and was.phase not in _GONE:
+        is_asked = its.asks_for(do.AskLaunch) or bool(launch.failed) or was.phase is Phase.JOINING
+        if now is not None and (now.phase is not Phase.JOINING or not is_asked) and after.launch.is_under_way:
+            yield f"it may be lost with its launcher, and is {now}"
+        return
+    if now is not None:
+        if now.phase is not Phase.OUT and not its.records("node_back", node=node):
+            yield f"it is {now.phase.value}"
+        if was.phase is not Phase.OUT and now.phase is Phase.OUT and not now.is_lost:
+            yield "it may not come back"
+    if was.phase not in (*_GONE, Phase.LEAVING) and not its.records("node_out", node=node, lost=True):
+        yield "it is not recorded"
+    if node in after.holders:
+        yield "it still is a holder"
+    if in_attempt:
+        kind = PREEMPTED if its.is_leaving(node) else NODE_LOST
+        yield from _rank_lost(its, node, kind, message.reason)
+
+
+def _rank_lost(its: Decided, node: str, kind: str, reason: str) -> Iterator[str]:
+    """The attempt has a fault where it needs the node."""
+    of, attempt = its.before.attempt, its.after.attempt
+    if of is None or attempt is None or not its.is_same_attempt or not of.is_running:
+        return
+    if node in its.before.holders:
+        is_needed = of.phase in _BEFORE_CAUSE and not of.restored
+    else:
+        is_needed = node in of.nodes and node not in of.lost
+        if is_needed and node not in attempt.lost:
+            yield "the attempt still has it"
+    is_known = any((fault.node, fault.kind, fault.reason) == (node, kind, reason) for fault in attempt.faults)
+    if is_needed and not is_known:
+        yield f"it is no fault of kind {kind}"
+    if is_needed and not its.records("fault", node=node, kind=kind, reason=reason):
+        yield "its fault is not recorded"
+
+
+def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
+    node, before = message.node, its.before
+    was, now = before.members.table[node], its.after.members.table.get(node)
+    if was.phase is Phase.OUT:
+        return
+    if now is not None and (now.phase is not Phase.OUT or now.is_lost or now.is_environment < message.is_environment):
+        yield f"it is {now}"
+    if not its.dismisses(node):
+        yield "its runner is not dismissed"
+    if was.phase is not Phase.RETURNING and not its.records("node_out", node=node, reason=message.reason):
+        yield "it is not recorded"
+    if was.phase is not Phase.RETURNING and before.stage is Stage.ATTEMPT:
+        kind = ENVIRONMENT if message.is_environment else RUNNER_LOST
+        yield from _rank_lost(its, node, kind, message.reason)
+
+
+def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
+    if its.after.is_isolated is not message.is_isolated:
+        yield "it is not known"
+    if message.is_isolated and its.after.agents.has_launcher:
+        yield "the agents' launcher is still awaited"
+    attempt = its.after.attempt
+    is_killing = attempt is not None and attempt.phase is AttemptPhase.KILLING
+    if not message.is_isolated and is_killing and attempt is not None and attempt.phase_s < its.now_s:
+        yield "the nodes have no time to confirm the end of their workers"
+
+
+def _stood_still(its: Decided, message: given.StoodStill) -> Iterator[str]:
+    """Every deadline that is still in force is later."""
+    before, after, seconds = its.before, its.after, message.seconds
+    if after.stage is before.stage:
+        pairs = [
+            ("the stage's start", before.stage_s, after.stage_s),
+            ("the hang's step", before.hang.step_s, after.hang.step_s),
+            ("the hang's activity", before.hang.active_s, after.hang.active_s),
+            ("the deadline", before.deadline_s, after.deadline_s),
+            ("the roll call", before.roll_call_s, after.roll_call_s),
+            ("the full house", before.full_s, after.full_s),
+            ("the end of the launch", before.launch.late_s, after.launch.late_s),
+            ("the question about late agents", before.agents.ask_s, after.agents.ask_s),
+            ("the judgement of agents", before.agents.judge_s, after.agents.judge_s),
+        ]
+        of, now = before.attempt, after.attempt
+        if of is not None and now is not None and its.is_same_attempt and of.phase is now.phase:
+            pairs.append(("the phase's start", of.phase_s, now.phase_s))
+            pairs.append(("the others' return", of.others_s, now.others_s))
+        for name, was_s, now_s in pairs:
+            if was_s is not None and now_s is not None and now_s < was_s + seconds - 0.001:
+                yield f"{name} is {now_s - was_s:.1f} s later"
+    if after.stood_still_s != its.now_s:
+        yield "it is not known"
+
+
+def _launch_ended(its: Decided, message: given.LaunchEnded) -> Iterator[str]:
+    before, after = its.before, its.after
+    if not before.launch.is_under_way:
+        return
+    out = before.members.out()
+    for node in message.failed:
+        now = after.members.table.get(node)
+        if node not in out and now is not None and now.phase is not Phase.OUT and node not in after.launch.failed:
+            yield f"no process could be started on {node}, and that is not known"
+    has_ended = message.has_ended or before.launch.has_ended or any(node not in out for node in message.failed)
+    if after.launch.doubtful and after.launch.is_under_way:
+        yield "it is still in doubt why nodes were lost"
+    for node, _, _ in before.launch.doubtful if not has_ended else ():
+        if after.members[node].phase is not Phase.OUT and not its.records("node_back", node=node):
+            yield f"{node} was lost, and is {after.members[node].phase.value}"
+
+
+_RULES: dict[type, Rule] = {
+    given.NodeJoined: _node_joined,
+    given.NodeWarm: _node_warm,
+    given.NodeLost: _node_lost,
+    given.NodeBroken: _node_broken,
+    given.IsolationChanged: _isolation,
+    given.StoodStill: _stood_still,
+    given.LaunchEnded: _launch_ended,
+    **attempt_rules.RULES,
+    **answer_rules.RULES,
+}
