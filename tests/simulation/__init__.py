@@ -17,6 +17,7 @@
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
     decision_rules  what each decision of one supervisor must keep to
+    command_rules  does a decision do what it records, and ask what its stage waits for
     input_rules  what must be true after each kind of input; attempt_rules and answer_rules: of the attempt, of answers
     decided      one decision, as these rules look at it
     probes       inputs that are only tried, in the states of a run

@@ -18,6 +18,7 @@ from launcher.core.commands import (
     Purpose,
     Record,
     ReleaseRunners,
+    Settle,
     StartRunners,
 )
 from launcher.core.faults import START_TIMEOUT
@@ -40,6 +41,7 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from simulation.command_rules import check_commands
 from simulation.input_rules import check_input
 from simulation.violation import Violation
 
@@ -57,11 +59,12 @@ class DecisionRules:
         todo: the commands of its first decision.
     """
 
-    __slots__ = ("_asked", "_has_launcher", "_unstarted", "_usable", "_usable_s")
+    __slots__ = ("_asked", "_has_launcher", "_unsettled", "_unstarted", "_usable", "_usable_s")
 
     def __init__(self, todo: Iterable[Command]) -> None:
         self._asked = sum(type(command) is AskAllocation for command in todo)  # boosters, and no answer yet
         self._has_launcher = any(type(command) is StartRunners for command in todo)
+        self._unsettled = sum(type(command) is Settle for command in todo)
         self._unstarted: set[str] = set()  # nodes on which no process could be started
         self._usable = 0  # most usable nodes since the last attempt began
         self._usable_s = 0.0  # since when
@@ -78,6 +81,9 @@ class DecisionRules:
         self._check_launches(message, state, todo)
         self._check_reports(before, message, state)
         check_input(before, message, state, todo, now_s)
+        if before.stage is not Stage.ENDED:
+            check_commands(before, state, todo)
+            self._check_unsettled(message, state, todo)
         if state.boosters or before.boosters or self._asked or todo:
             self._check_boosters(before, message, state, todo)
         if state.members is not before.members and state.stage is not Stage.ENDED:
@@ -129,6 +135,12 @@ class DecisionRules:
             settled_s = now_s - self._usable_s
             if settled_s < state.job.elastic.scaling_timeout_s:
                 raise Violation("a larger attempt waits for more nodes", f"the last came {settled_s:.1f} s ago")
+
+    def _check_unsettled(self, message: Any, state: State, todo: tuple[Command, ...]) -> None:
+        """An answer is awaited for each request to write the events."""
+        self._unsettled += sum(type(command) is Settle for command in todo) - (type(message) is EventsWritten)
+        if state.unsettled != self._unsettled:
+            raise Violation("as many answers as questions", f"{self._unsettled} are due, {state.unsettled} awaited")
 
     def _check_launches(self, message: Any, state: State, todo: tuple[Command, ...]) -> None:
         """One launcher at a time, and no node on which no process can be started."""
