@@ -72,7 +72,8 @@ class CheckpointConfig:
     def from_json(cls, data: Any) -> CheckpointConfig:
         """The configuration in the JSON of dataclasses.asdict(). It is not validated again.
 
-        Raises ConfigError: it is not the JSON of a configuration.
+        Raises:
+            ConfigError: it is not the JSON of a configuration.
         """
         try:
             sections = {name: _SECTIONS[name](**data[name]) for name in _SECTIONS if data.get(name) is not None}
@@ -174,7 +175,8 @@ class Place:
     def from_env(cls, env: Mapping[str, str]) -> Place:
         """Reads the HOLDFAST_* variables that the launcher sets.
 
-        Raises ConfigError: a variable is missing or malformed.
+        Raises:
+            ConfigError: a variable is missing or malformed.
         """
         try:
             nodes = tuple(env["HOLDFAST_NODES"].split(","))

@@ -15,7 +15,14 @@ async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
 
     It replaces asyncio.wait_for. Before Python 3.12, wait_for loses a cancellation that arrives at the moment when the
     work ends (https://github.com/python/cpython/issues/86296). A cancelled agent would then continue, and wait for
-    replies that never come. Raises asyncio.TimeoutError: the work has not ended within `timeout_s`, and is cancelled.
+    replies that never come.
+
+    Args:
+        timeout_s: the deadline in seconds; None: no deadline.
+        work: the awaited work.
+
+    Raises:
+        asyncio.TimeoutError: the work has not ended within `timeout_s`, and is cancelled.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(_see)

@@ -58,7 +58,8 @@ def bench(
 def _benchmarks() -> Path:
     """The folder of the package ckpt_bench: in the source tree, or under share/, where the wheel installs it.
 
-    Raises VerbFailed: neither exists.
+    Raises:
+        VerbFailed: neither exists.
     """
     if (_TREE / _BENCHMARKS).is_dir():
         return _TREE / "benchmarks"

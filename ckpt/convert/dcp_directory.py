@@ -42,7 +42,12 @@ class DirectoryReader(FileSystemReader):
         self._file = directory / ".metadata"
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Torch's metadata. Raises ConfigError: the metadata name other classes than torch's, or are damaged."""
+        """Torch's metadata.
+
+        Raises:
+            ConfigError: the metadata name other classes than torch's, or are damaged.
+            OSError: the file cannot be read.
+        """
         try:
             metadata = _Unpickler(io.BytesIO(self._file.read_bytes())).load()
         except OSError:
@@ -76,7 +81,8 @@ def _member(kind: Any, name: str) -> Any:
 def load_object(name: str, data: Any) -> Any:
     """Loads an object that torch has pickled.
 
-    Raises StateError: it contains more than tensors and plain values. The message names it.
+    Raises:
+        StateError: it contains more than tensors and plain values. The message names it.
     """
     try:
         with torch.serialization.safe_globals(_OBJECTS):

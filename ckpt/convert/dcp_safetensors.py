@@ -37,7 +37,8 @@ _IMPORTED = "import"  # run id of imported steps
 def export_dcp(stored: FullStep, directory: Path, advance: Advance = lambda nbytes: None) -> None:
     """Writes a directory that torch.distributed.checkpoint.load can read. One tensor at a time is in memory.
 
-    Raises ConfigError: the directory is not empty.
+    Raises:
+        ConfigError: the directory is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: is not empty; choose another directory")

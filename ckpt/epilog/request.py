@@ -65,7 +65,9 @@ def leave_request(place: Place, config: CheckpointConfig, env: Mapping[str, str]
 def read_request(directory: Path) -> Request:
     """The request in a memory directory.
 
-    Raises FileNotFoundError: there is no request; CorruptError, ConfigError: the request is malformed.
+    Raises:
+        FileNotFoundError: there is no request.
+        CorruptError, ConfigError: the request is malformed.
     """
     path = directory / NAME
     try:

@@ -43,7 +43,9 @@ def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
 def verified(directory: Path, name: str, save: SaveId, rank: int) -> tuple[ShardRecord, memoryview]:
     """A shard's record and its mapped bytes, with every block verified.
 
-    Raises CorruptError: it does not verify, or is another shard now.
+    Raises:
+        CorruptError: it does not verify, or is another shard now.
+        OSError: the file is gone.
     """
     record, path = read_record(directory, name), data_file(directory, name)
     if (record.save, record.rank) != (save, rank):

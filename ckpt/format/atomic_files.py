@@ -20,7 +20,9 @@ MEMORY_ROOT = Path("/dev/shm")
 def private_directory(path: Path) -> None:
     """Makes a directory of mode 0700, and its missing parents below `/dev/shm`.
 
-    Raises ConfigError: a directory on the path is not private to this user.
+    Raises:
+        ConfigError: a directory on the path is not private to this user.
+        OSError: a directory cannot be made.
     """
     levels = [path, *path.parents]
     for level in reversed(levels[: levels.index(MEMORY_ROOT)] if MEMORY_ROOT in levels else [path]):

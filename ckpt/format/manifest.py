@@ -103,7 +103,8 @@ def new_manifest(
 ) -> Manifest:
     """The manifest of the shards that all nodes have written (partial: one node).
 
-    Raises CorruptError: there is not exactly one shard of this save for each rank (partial: for some ranks).
+    Raises:
+        CorruptError: there is not exactly one shard of this save for each rank (partial: for some ranks).
     """
     found = shards if isinstance(shards, Shards) else _shards_of(save, world_size, shards)
     _check_ranks([row.rank for row in found.packed.rows], world_size, partial)

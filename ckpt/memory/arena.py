@@ -43,8 +43,10 @@ class Slot:
     def reserve(self, nbytes: int) -> mmap.mmap:
         """Makes the file at least `nbytes` long and maps it. A mapping that is long enough is kept.
 
-        May be called from any thread. A second caller waits for the first. Other threads run meanwhile. Raises OSError:
-        no space left in memory.
+        May be called from any thread. A second caller waits for the first. Other threads run meanwhile.
+
+        Raises:
+            OSError: no space left in memory.
         """
         with self._reserving:
             if (memory := self.mapped(nbytes)) is not None:

@@ -23,7 +23,8 @@ _URL = re.compile(
 def split_url(url: str) -> tuple[str, str, str]:
     """Split a URL into scheme, bucket and key prefix (without slashes at its ends).
 
-    Raises ConfigError: the URL is not of a bucket.
+    Raises:
+        ConfigError: the URL is not of a bucket.
     """
     match = _URL.fullmatch(url)
     if match is None or not url.isprintable():

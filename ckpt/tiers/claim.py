@@ -50,7 +50,11 @@ class Claim:
 
 
 def parse_claim(data: bytes, where: str) -> Claim:
-    """Read a claim, which another user may have written. Raises CorruptError: the data are not a claim."""
+    """Read a claim, which another user may have written.
+
+    Raises:
+        CorruptError: the data are not a claim.
+    """
     try:
         value = json.loads(data[:MAX_BYTES])
         claim = Claim(**{field.name: value[field.name] for field in fields(Claim)})

@@ -24,7 +24,8 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 def is_url(where: str) -> bool:
     """Whether a text is the URL of a bucket, by its scheme. Invalid URLs are refused when they are opened.
 
-    Raises ConfigError: it is a URL with another scheme.
+    Raises:
+        ConfigError: it is a URL with another scheme.
     """
     scheme = _SCHEME.match(where)
     if scheme is not None and scheme[0].removesuffix("://") not in SCHEMES:
@@ -35,8 +36,12 @@ def is_url(where: str) -> bool:
 def tiers_at(where: str) -> Sequence[Tier]:
     """The tiers at a place: a namespace's folder or prefix, or all namespaces below a directory or prefix.
 
-    A directory may also have the directories of nodes, with namespaces in them. Raises ConfigError: an invalid URL, or
-    there is no namespace in the bucket; NamespaceError: a mark cannot be read.
+    A directory may also have the directories of nodes, with namespaces in them.
+
+    Raises:
+        ConfigError: an invalid URL, or there is no namespace in the bucket.
+        NamespaceError: a mark cannot be read.
+        OSError: the storage cannot be read.
     """
     return _buckets(where) if is_url(where) else _directories(Path(where))
 
@@ -44,7 +49,10 @@ def tiers_at(where: str) -> Sequence[Tier]:
 def open_namespace(where: str) -> Tier:
     """The tier of the only namespace at a place, which all nodes share.
 
-    Raises ConfigError: there is no namespace, or there are several; NamespaceError: a mark cannot be read.
+    Raises:
+        ConfigError: there is no namespace, or there are several.
+        NamespaceError: a mark cannot be read.
+        OSError: the storage cannot be read.
     """
     tiers = tiers_at(where)
     for tier in tiers:

@@ -175,7 +175,12 @@ class SharedTier(Tier):
 
 
 def read_file(path: Path, start: int, into: memoryview) -> None:
-    """Fill memory with a regular file's bytes from `start` on. Raises CorruptError: the file is too short."""
+    """Fill memory with a regular file's bytes from `start` on.
+
+    Raises:
+        CorruptError: the file is too short.
+        OSError: the file cannot be read.
+    """
     descriptor = open_regular(path)
     try:
         done = 0

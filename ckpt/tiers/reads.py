@@ -85,7 +85,8 @@ def _room(nbytes: int) -> memoryview:
 def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
     """Yield the indices of the blocks of a shard or parity that do not match their checksums.
 
-    Raises OSError, CheckpointError: the data cannot be read to their end.
+    Raises:
+        OSError, CheckpointError: the data cannot be read to their end.
     """
     buffer = memoryview(bytearray(min(nbytes, WINDOW_BLOCKS * BLOCK_BYTES)))
     for first in range(0, len(expected), WINDOW_BLOCKS):

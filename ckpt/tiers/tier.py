@@ -107,8 +107,9 @@ class Tier(ABC):
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Write the manifest, which makes the step restorable.
 
-        Raises CorruptError: the places are not exactly one for each rank (node-local: not of distinct ranks), or one is
-        of another save.
+        Raises:
+            CorruptError: the places are not exactly one for each rank (node-local: not of distinct ranks), or one is
+                of another save.
         """
         manifest = new_manifest(save, world_size, time.time(), places, partial=self.node_local)
         self._put(f"{directory_name(save)}/{NAME}", seal_json(manifest.to_json()))
@@ -137,7 +138,8 @@ class Tier(ABC):
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Fill `into` with a shard's bytes from its byte `start` on, without verification.
 
-        Raises CorruptError: the file is not a regular file, or is too short.
+        Raises:
+            CorruptError: the file is not a regular file, or is too short.
         """
 
     @abstractmethod

@@ -86,7 +86,11 @@ class DcpWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Stages this rank's part. Raises StateError: an object cannot be stored as JSON. The message names its key."""
+        """Stages this rank's part.
+
+        Raises:
+            StateError: an object cannot be stored as JSON. The message names its key.
+        """
         objects, pieces, results = [], [], []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:

@@ -93,7 +93,9 @@ class Engine:
     ) -> Engine:  # fmt: skip
         """Without a launcher: starts an agent, or one on each node of an MPI program. Collective over `comm`.
 
-        Raises ConfigError: an argument or variable is missing or unusable; AgentError: the agents did not start.
+        Raises:
+            ConfigError: an argument or variable is missing or unusable.
+            AgentError: the agents did not start.
         """
         if comm is not None:
             env = {**env, **world_of(comm)}

@@ -51,8 +51,10 @@ def parts_of(value: Any, path: Path) -> tuple[PlacedBox, ...]:
     """The boxes of the whole tensor that a tensor's or array's local data consists of.
 
     A plain tensor is one box. So is a DTensor's local tensor, unless a strided shard leaves gaps between its rows. A
-    rank of the mesh without elements has one empty box; a rank outside the mesh has none. Raises StateError: the shape
-    of the local tensor does not match the placements of its DTensor.
+    rank of the mesh without elements has one empty box; a rank outside the mesh has none.
+
+    Raises:
+        StateError: the shape of the local tensor does not match the placements of its DTensor.
     """
     if not is_dtensor(value):
         return (PlacedBox(Box((0,) * value.ndim, tuple(value.shape))),)

@@ -49,7 +49,8 @@ class Lease:
     async def take(self) -> None:
         """Claims the namespace in every tier that responds.
 
-        Raises AgentError: another live run has it. The message names that run.
+        Raises:
+            AgentError: another live run has it. The message names that run.
         """
         await asyncio.gather(*(self._take(name, tier) for name, tier in self._tiers.items()))
         self._taken.set()

@@ -84,7 +84,9 @@ class FlushNode(Part):
 def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:
     """Whether this node's disk has the save already: an earlier flush may have failed on other nodes only.
 
-    Raises CheckpointError: the disk has the save, but with other ranks or damaged. It is never written again.
+    Raises:
+        CheckpointError: the disk has the save, but with other ranks or damaged. It is never written again.
+        OSError: it cannot be read.
     """
     try:
         manifest = tier.read_manifest(save)

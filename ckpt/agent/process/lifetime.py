@@ -29,7 +29,9 @@ class MemoryDirectory:
     def __init__(self, path: Path, timeout_s: float) -> None:
         """Makes the directory if it is missing, and locks it. Waits for an older attempt's agent to exit.
 
-        Raises AgentError: another agent has not released the directory in time.
+        Raises:
+            AgentError: another agent has not released the directory in time.
+            ConfigError, OSError: from private_directory() and locked().
         """
         self._path = path
         self._lock = _lock(path, timeout_s)

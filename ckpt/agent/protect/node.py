@@ -196,7 +196,8 @@ class ProtectNode(Part):
     ) -> None:  # fmt: skip
         """Fills `name` with the bytes of a lost shard.
 
-        Raises CorruptError: a block does not match the record, even at the second try.
+        Raises:
+            CorruptError: a block does not match the record, even at the second try.
         """
         member = over.member_of(rank)
         if member is None:

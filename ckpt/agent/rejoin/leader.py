@@ -36,7 +36,8 @@ class RejoinLeader(Part):
     async def run(self) -> None:
         """Leads all nodes to the point where saving continues.
 
-        Raises AgentError: a node failed, or another run uses the namespace. The message names it.
+        Raises:
+            AgentError: a node failed, or another run uses the namespace. The message names it.
         """
         answers = await self._peers.call_all("inventory")
         contents, newest, _ = await asyncio.gather(

@@ -29,7 +29,8 @@ class Chosen(Part):
     async def plan(self, step: int) -> Plan:
         """Requests a plan for a step.
 
-        Raises AgentError: no tier has the whole step. The message has the reason for each tier.
+        Raises:
+            AgentError: no tier has the whole step. The message has the reason for each tier.
         """
         try:
             answer = await self._peers.call(0, "find_chosen", step=step)

@@ -220,7 +220,9 @@ class RestoreLeader(Part):
     async def _verify_stored(self, name: str, held: Held) -> list[int]:
         """All nodes together read the shards that only a lower tier has. Returns the ranks that are now in memory.
 
-        Raises CorruptError: bytes do not match; PeerError: a node could not read.
+        Raises:
+            CorruptError: bytes do not match.
+            PeerError: a node could not read.
         """
         parts: dict[int, list[int]] = defaultdict(list)
         for rank in held.lost:

@@ -108,7 +108,8 @@ class Monitor(_Connection):
     def connect(cls, ram_dir: str | os.PathLike[str], attempt: int, timeout_s: float) -> Monitor:
         """Connects to the attempt's agent on this node as soon as it listens.
 
-        Raises AgentError: no connection within `timeout_s`, or the agent refuses this user.
+        Raises:
+            AgentError: no connection within `timeout_s`, or the agent refuses this user.
         """
         return cls._open(Path(ram_dir) / f"agent-{attempt}.sock", timeout_s, role="monitor")
 
@@ -167,14 +168,16 @@ class AgentClient(_Connection):
     def connect(cls, socket_path: Path, *, rank: int, local_rank: int, timeout_s: float) -> AgentClient:
         """Connects and identifies this worker.
 
-        Raises AgentError: the agent does not listen within `timeout_s`, or refuses this user.
+        Raises:
+            AgentError: the agent does not listen within `timeout_s`, or refuses this user.
         """
         return cls._open(socket_path, timeout_s, role="worker", local_rank=local_rank, rank=rank, pid=os.getpid())
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Sends a request and waits for its reply. Events that arrive meanwhile are kept for `events`.
 
-        Raises AgentError: no reply within `timeout_s`, the reply is an error, or the agent is gone.
+        Raises:
+            AgentError: no reply within `timeout_s`, the reply is an error, or the agent is gone.
         """
         number = next(self._ids)
         with self._lock:

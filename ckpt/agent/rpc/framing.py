@@ -15,7 +15,11 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Encodes a message as one frame. Raises AgentError: the message is longer than a frame may be."""
+    """Encodes a message as one frame.
+
+    Raises:
+        AgentError: the message is longer than a frame may be.
+    """
     body = dump_json(message)
     if len(body) > MAX_BYTES:
         raise AgentError(
@@ -45,7 +49,8 @@ class Decoder:
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """Adds bytes, and yields the messages that they complete.
 
-        Raises AgentError: a frame is too long or is not a JSON object; then close the stream.
+        Raises:
+            AgentError: a frame is too long or is not a JSON object; then close the stream.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:

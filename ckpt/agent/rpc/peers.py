@@ -95,7 +95,8 @@ class Peers:
     async def call_all(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
         """Calls some nodes (None: all) concurrently. Returns the answers in the order of the nodes.
 
-        Raises PeerError: some calls failed; names every such node, once all calls have ended.
+        Raises:
+            PeerError: some calls failed; names every such node, once all calls have ended.
         """
         nodes = range(len(self.nodes)) if nodes is None else nodes
         return await all_of(self.call(node, op, **fields) for node in nodes)

@@ -65,7 +65,9 @@ class WorkerSocket:
     async def listen(self) -> None:
         """Listens, or listens again after the socket's file was removed. Connections stay open.
 
-        Raises AgentError: the path is too long for a socket.
+        Raises:
+            AgentError: the path is too long for a socket.
+            OSError: the directory is missing or full.
         """
         if (length := len(os.fsencode(self.path))) > _MAX_PATH_BYTES:
             raise AgentError(

@@ -46,7 +46,8 @@ class Room:
     def __call__(self, start: int, stop: int) -> memoryview:
         """A range of the bytes, to write to.
 
-        Raises OSError: the memory file system is full, or the bytes are no longer needed.
+        Raises:
+            OSError: the memory file system is full, or the bytes are no longer needed.
         """
         if self._ended:
             raise OSError(errno.ECANCELED, "memory requested after the end of the filling")

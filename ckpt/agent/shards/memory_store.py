@@ -82,7 +82,8 @@ class Store(Generic[R]):
     def room_for(self, name: str, nbytes: int, spans: Sequence[tuple[int, int]] | None = None) -> Room:
         """Memory to fill with a shard, or with some spans of its bytes. The file is created or grown.
 
-        Raises OSError: the memory file system is full.
+        Raises:
+            OSError: the memory file system is full.
         """
         descriptor = os.open(self._path(name, "data"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

@@ -63,7 +63,11 @@ class NodeDisk:
     async def scan(self, holder: str) -> str | None:
         """Locks the disk for this run and reads its manifests. Returns the problem if it cannot, else None.
 
-        Raises DiskInUse: another live run writes there.
+        Args:
+            holder: name of this run, for the errors of other runs.
+
+        Raises:
+            DiskInUse: another live run writes there.
         """
         if (tier := self._tier) is None:
             return None

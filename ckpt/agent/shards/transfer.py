@@ -47,8 +47,11 @@ class Exchange:
     async def pull(self, node: int, save: SaveId, rank: int, name: str) -> ShardRecord:
         """Copies another node's shard to `name` here, verified.
 
-        The previous shard of this name is dropped first. Unverified bytes never get a record. Raises PeerError: the
-        node does not have it, or its bytes do not verify; OSError: memory is full.
+        The previous shard of this name is dropped first. Unverified bytes never get a record.
+
+        Raises:
+            PeerError: the node does not have it, or its bytes do not verify.
+            OSError: memory is full.
         """
         record = await self.record(node, save, rank)
         sums: list[str] = []

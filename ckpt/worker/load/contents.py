@@ -40,7 +40,8 @@ class StoredTensor:
     def read(self) -> Any:
         """The torch.Tensor on the CPU, or the NumPy array. Every byte of it is verified.
 
-        Raises CheckpointError: no source has the bytes intact.
+        Raises:
+            CheckpointError: no source has the bytes intact.
         """
         return self[()]
 
@@ -69,7 +70,9 @@ class StoredTensor:
 def contents_of(saved: SavedStep, rank: int) -> Contents:
     """Reads the values of a saved rank. Its tensors are read on demand.
 
-    Raises ConfigError: there is no such rank; CorruptError: a value names a class that this process has not imported.
+    Raises:
+        ConfigError: there is no such rank.
+        CorruptError: a value names a class that this process has not imported.
     """
     state, mappings = stored_state(saved, rank)
     if mappings is not None:
@@ -83,7 +86,9 @@ def stored_state(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str,
     """The state of a saved rank, with a StoredTensor for each tensor and array; and None.
 
     For a step that was saved through torch's DCP: the flat state of all ranks, and torch's mappings from name to path.
-    Raises ConfigError: there is no such rank; CorruptError: a value names a class that this process has not imported.
+    Raises:
+        ConfigError: there is no such rank.
+        CorruptError: a value names a class that this process has not imported.
     """
     if not 0 <= rank < saved.world_size:
         raise ConfigError(f"step {saved.step}: no rank {rank}; it was saved by {saved.world_size} ranks")

@@ -102,7 +102,8 @@ class SavedStep:
     def read(self, reads: Iterable[Read]) -> None:
         """Fetches and verifies parts and copies them to their targets, shard by shard.
 
-        Raises CheckpointError: no source has the bytes intact. The message names the step.
+        Raises:
+            CheckpointError: no source has the bytes intact. The message names the step.
         """
         for rank, wanted in _by_rank(reads).items():
             self._read_shard(rank, wanted)

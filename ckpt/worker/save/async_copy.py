@@ -52,7 +52,8 @@ class Copies:
     def wait(self) -> None:
         """Returns when all copies are complete.
 
-        Raises CopyError: the device failed, or code other than an optimizer changed a tensor during the copy.
+        Raises:
+            CopyError: the device failed, or code other than an optimizer changed a tensor during the copy.
         """
         try:
             self._mark.wait()
@@ -84,7 +85,8 @@ class Overlap:
     def start(self, jobs: Sequence[CopyJob]) -> Copies:
         """Enqueues copies of tensors in the device's memory.
 
-        Raises CopyError: the device refused; then no copy is running.
+        Raises:
+            CopyError: the device refused; then no copy is running.
         """
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook

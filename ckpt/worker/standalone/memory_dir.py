@@ -62,7 +62,8 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
     """Locks a memory directory against other programs as long as the returned descriptor is open.
 
-    Raises ConfigError: another program has locked it.
+    Raises:
+        ConfigError: another program has locked it.
     """
     try:
         return locked(ram_dir / "solo.lock")

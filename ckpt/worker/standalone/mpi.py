@@ -187,7 +187,8 @@ class ProgramAgents:
 def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
     """The nodes in the order of their ranks.
 
-    Raises ConfigError: the ranks are not numbered node after node with equal counts; agents rely on that.
+    Raises:
+        ConfigError: the ranks are not numbered node after node with equal counts; agents rely on that.
     """
     nodes = tuple(dict.fromkeys(seat.node for seat in seats))
     counts = {node: sum(seat.node == node for seat in seats) for node in nodes}
