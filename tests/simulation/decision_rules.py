@@ -247,6 +247,8 @@ def _check_stage(command: Command, state: State) -> None:
 
 def _check_dismissals(before: State, state: State, todo: tuple[Command, ...]) -> None:
     """The runner of a node that is out, and not only lost, exits."""
+    if state.holders and (out := [node for node in state.holders if state.members[node].phase is Phase.OUT]):
+        raise Violation("a holder that is out holds nothing", f"{out} of {state.holders}")
     dismissed = {command.node for command in todo if type(command) is Dismiss}
     for node, member in state.members.table.items():
         if member.phase is not Phase.OUT or member.is_lost or node in dismissed:

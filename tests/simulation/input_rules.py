@@ -129,7 +129,8 @@ def _stranger_joined(its: Decided, message: given.NodeJoined, allocation: str) -
         if now.phase is not BoosterPhase.LEAVING:
             yield f"its booster cannot be used as a whole, and is {now.phase.value}"
     elif was is None:
-        if now.phase is not BoosterPhase.RUNNING or node not in now.nodes or now.running_s is None:
+        is_fit = now.phase is BoosterPhase.RUNNING and node in now.nodes and now.running_s is not None
+        if message.problem is None and not is_fit:
             yield f"its booster is {now}"
         if booster.running_s is not None and now.running_s != booster.running_s:
             yield f"its booster runs since {now.running_s}, before {booster.running_s}"
