@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,10 +177,8 @@ def systems(python: str) -> list[System]:
     stop = ["--term-timeout=1", "--workers-stop-timeout=1"]
     return [
         System(name=HOLDFAST, start=holdfast),
-        System(name="torchrun", start=lambda folder: elastic(folder, torchrun_argv, **own_store)),
-        System(
-            name="torchrun, shortened", start=lambda folder: elastic(folder, torchrun_argv, keep_alive, **own_store)
-        ),
+        System(name="torchrun", start=lambda folder: elastic(folder, torchrun_argv, environment=own_store)),
+        System(name="torchrun, shortened", start=lambda folder: elastic(folder, torchrun_argv, keep_alive, own_store)),
         System(name="ft_launcher", start=lambda folder: elastic(folder, nvrx_argv), missing=nvrx),
         System(
             name="ft_launcher, shortened",
@@ -222,7 +220,10 @@ def holdfast(folder: Path) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def elastic(
-    folder: Path, launcher: list[str], rendezvous: list[str] | None = None, **environment: str
+    folder: Path,
+    launcher: list[str],
+    rendezvous: list[str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """A torchrun, or what takes its options, on each node. The first one holds the rendezvous."""
     nodes = Launchers(folder)
@@ -239,7 +240,7 @@ def elastic(
             options += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench", f"--rdzv-conf={conf}"]
             options += ["--local-addr=127.0.0.1", f"--log-dir={folder}/log"]
             script = [str(SCRIPT), "files", str(steps_dir(folder)), f"{memory}/state.pt"]
-            nodes.start(node, [*launcher, *options, *script], **environment)
+            nodes.start(node, [*launcher, *options, *script], **(environment or {}))
             if node == NODES[0]:
                 wait_for_port(port)
         yield Run(steps_dir(folder), nodes.kill, nodes_logging=len(NODES))
