@@ -69,7 +69,7 @@ class Probes:
         for command in todo:
             if type(command) is Record:
                 history = apply(history, {"time": command.time_s, "event": command.event, **command.fields})
-        if history != after.history:
+        if history is not after.history and history != after.history:
             raise Violation("replay gives the state", f"if {message} came")
         if after.stage is Stage.ENDED:
             return
