@@ -22,7 +22,7 @@ from simulation.input_rules import check_input
 from simulation.successor import differences
 from simulation.violation import Violation
 
-EVERY = 3  # decisions between two probes
+EVERY = 12  # decisions between two probes
 _CONNECTED = (Phase.READY, Phase.TRAINING, Phase.LEAVING, Phase.RETURNING)
 _WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
 _UNKNOWN = "999"  # an allocation
