@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # before the folde
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "flows"))
 
 from broken_job import EVERY, SCRIPT, BrokenJob
-from catalogue import CATALOGUE, Injection, drawable
+from catalogue import CATALOGUE, Injection, NotInjected, drawable
 from jobs import JOBS, Kind
 from s3_on_cluster import ClusterS3
 from verdict import OK, WRONG, Cost, Injected, Round, costs
@@ -86,15 +86,16 @@ def run(args: argparse.Namespace, path: Path) -> int:
                 done, name = one_round(cluster, path, args, number, digests)
                 verdict, reason = done.verdict
                 counts[verdict] += 1
-                found += costs(done.events, done.injected)
-                report(args, number, name, done)
+                of_round = costs(done.events, done.injected)
+                found += of_round
+                report(args, number, name, done, of_round)
                 if verdict != OK:
                     leave(args, cluster, path, number, done, reason)
                 shutil.rmtree(path / f"round-{number}", ignore_errors=True)
     finally:
         cluster.down()
-    if not args.json:
-        Console(width=130).print(table(found, f"seed {args.seed}: {dict(counts)}"))
+        if not args.json:
+            Console(width=130).print(table(found, f"seed {args.seed}: {dict(counts)}"))
     return 1 if counts[WRONG] else 0
 
 
@@ -150,7 +151,10 @@ def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: li
             return
         at.notes.clear()
         begun = time.time()
-        undo = fault.inject(at)
+        try:
+            undo = fault.inject(at)
+        except NotInjected:
+            continue
         entry = {"name": fault.name, "kind": fault.kind, "nodes": fault.nodes, "ends": fault.ends}
         injected.append(Injected(**entry, time=begun, notes=tuple(at.notes)))
         if undo is not None:
@@ -211,14 +215,21 @@ def all_digests(job: BrokenJob) -> dict[int, str]:
     return found
 
 
-def report(args: argparse.Namespace, number: int, name: str, done: Round) -> None:
+def report(args: argparse.Namespace, number: int, name: str, done: Round, of_round: list[Cost]) -> None:
     verdict, reason = done.verdict
-    faults = [{"fault": fault.name, "at": fault.notes} for fault in done.injected]
     if args.json:
-        print(
-            json.dumps({"round": number, "job": name, "verdict": verdict, "reason": reason, "faults": faults}),
-            flush=True,
-        )
+        faults = [
+            {
+                "fault": cost.fault.name,
+                "kind": cost.fault.kind,
+                "at": cost.fault.notes,
+                "seconds": cost.seconds,
+                "steps": cost.steps,
+            }
+            for cost in of_round
+        ]
+        row = {"round": number, "job": name, "verdict": verdict, "reason": reason, "faults": faults}
+        print(json.dumps(row), flush=True)
         return
     listed = ", ".join(fault.name for fault in done.injected)
     print(f"round {number:3} {name:10} {verdict:9} {listed}{f'  -- {reason}' if reason else ''}", flush=True)

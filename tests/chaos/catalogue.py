@@ -13,6 +13,7 @@ import contextlib
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from slurm_kit import job_state
 
 from launcher.leadership.terms import newest
 from slurm import command
+from slurm.hostlist import expand
 
 Undo = Callable[[], object] | None
 Inject = Callable[["Injection"], Undo]
@@ -35,6 +37,7 @@ PROCESSES = {  # a process of a job -> what pgrep -f finds on its node
     "slurmstepd": r"^slurmstepd: ",
     "batch script": r"launcher[.]submission[.]batch",
 }
+READ_ONLY_TRIES_S = 10.0
 SIGNALS = ("KILL", "STOP", "TERM", "INT", "HUP")
 
 
@@ -105,6 +108,10 @@ class Injection:
             self.notes.append(term.node)
             return term.node
         return self.node(training=True)
+
+
+class NotInjected(Exception):
+    """The fault is impossible at this moment."""
 
 
 CATALOGUE: dict[str, Fault] = {}
@@ -271,7 +278,15 @@ def fill_share(at: Injection) -> Undo:
 
 @fault("job folder read-only", "storage")
 def share_read_only(at: Injection) -> Undo:
-    _on_host("mount", "-o", "remount,ro", str(at.share))
+    """The kernel refuses it while a file is open for writing."""
+    deadline = time.monotonic() + READ_ONLY_TRIES_S
+    while True:
+        try:
+            _on_host("mount", "-o", "remount,ro", str(at.share))
+            break
+        except command.CommandError as error:
+            if time.monotonic() > deadline:
+                raise NotInjected(str(error)) from error
     return lambda: _on_host("mount", "-o", "remount,rw", str(at.share))
 
 
@@ -420,10 +435,12 @@ def preempt(at: Injection) -> Undo:
 
 @fault("shrunk by Slurm", "slurm", nodes=1, needs=["spares"])
 def shrink(at: Injection) -> Undo:
+    """One node leaves the allocation. Nodes that are out stay in it: the job still frees their memory at its end."""
     taken = at.random.choice(at.nodes[1:])
     at.notes.append(taken)
-    kept = ",".join(node for node in at.nodes if node != taken)
-    update = ["scontrol", "update", f"JobId={at.job.job_id}", f"NodeList={kept}"]
+    of_job = at.cluster.run_as_user(["squeue", "--noheader", f"--jobs={at.job.job_id}", "--format=%N"], check=False)
+    kept = [node for node in expand(of_job.stdout.strip()) if node != taken]
+    update = ["scontrol", "update", f"JobId={at.job.job_id}", f"NodeList={','.join(kept)}"]
     at.cluster.run_as_user(update, check=False)
     return None
 
