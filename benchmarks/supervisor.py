@@ -60,10 +60,10 @@ class Fleet(LocalCluster):
             self._processes.append(process)
             self._pipes.append(ours)
 
-    async def close(self, *, forget: bool) -> None:
+    async def close(self) -> None:
         for process in self._processes:
             process.terminate()
-        await super().close(forget=forget)
+        await super().close()
 
     def ask(self, what: str, node: str | None = None) -> Any:
         """Sends a request to the process of a node, or to the first process; returns its reply."""

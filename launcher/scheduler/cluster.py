@@ -182,9 +182,11 @@ class Cluster(Protocol):
     def end_job(self) -> None:
         """After the outcome is written: make sure that the scheduler's job ends. Blocks. May end this process too."""
 
-    async def close(self, *, forget: bool) -> None:
-        """End the processes that were started here; kill those that do not end by themselves.
+    async def close(self) -> None:
+        """End the processes that were started here; kill those that do not end by themselves."""
 
-        Args:
-            forget: whether the job is over. Then the job's memory directories that this process can reach are removed.
+    async def forget(self, nodes: Collection[str]) -> None:
+        """After the outcome is written: remove the job's memory directories on nodes whose runners are gone.
+
+        It takes some seconds at most. Directories on nodes that cannot be reached stay.
         """

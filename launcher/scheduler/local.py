@@ -136,13 +136,14 @@ class LocalCluster:
     def why_terminated(self) -> str:
         return "requeue"
 
-    async def close(self, *, forget: bool) -> None:
+    async def close(self) -> None:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners.values()))
         await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id}), _CLOSE_TIMEOUT_S)
         remove_memory_dir(self._mpi_dir)
-        if forget:  # a lost node has not removed its own memory
-            for node in self._runners.keys() | {*self.nodes}:
-                remove_memory_dir(memory_dir(self.run_id, node))
+
+    async def forget(self, nodes: Collection[str]) -> None:
+        for node in (*self._runners, *self.nodes):  # including those of runners that were killed at their end
+            remove_memory_dir(memory_dir(self.run_id, node))
 
     async def _start_runner(self, node: str, environment: Mapping[str, str]) -> ChildProcess:
         own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}

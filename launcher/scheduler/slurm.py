@@ -35,7 +35,7 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
-from launcher.runner.memory import memory_of
+from launcher.runner.memory import memory_of, removal
 from launcher.scheduler.boosters import Seen, SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
 from launcher.scheduler.cluster import AgentsHandle
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_S = 2.0
+_FORGET_TIMEOUT_S = 10.0
 _CONNECTING_AT_ONCE = 64
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
@@ -266,9 +267,21 @@ class SlurmCluster:
         job = self._slurm.job(self._reference)
         return job.time_left_s if job is not None else None
 
-    async def close(self, *, forget: bool) -> None:
+    async def close(self) -> None:
         if self._runners is not None:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may wait for a dead node
+
+    async def forget(self, nodes: Collection[str]) -> None:
+        if not nodes:
+            return
+        try:
+            unusable = await asyncio.to_thread(self.unusable, nodes, {})
+            if reached := [node for node in nodes if node not in unusable]:
+                argv = [*self._srun(reached, "--mpi=none"), *removal(memory_of(self.run_id))]
+                step = await ChildProcess.start(argv, {}, self._job_dir / "log" / "srun-runners.log")
+                await step.end(_FORGET_TIMEOUT_S)
+        except (SlurmError, OSError) as error:
+            log.warning("memory on %s is not freed: %s", ", ".join(sorted(nodes)), error)
 
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
         """The nodes to exclude: the given ones, as far as the job can start without them, and those that the user has

@@ -289,12 +289,13 @@ class Supervisor:
     async def _end(self, end: do.EndJob) -> Outcome:
         """End all processes of the job and write its result, unless the job continues after a requeue."""
         goes_on = end.outcome == "stopped"
+        left = [node for node in self._cluster.nodes if not self._links.has(node)]
         outcome = self._outcome(end.outcome, end.step, self._full_reason(end))
         for node in self._links.nodes:
             self._links.dismiss(node, forget=not goes_on or node not in self._cluster.nodes)
         await self._links.close()
         await self._processes.close()
-        await self._cluster.close(forget=not goes_on)
+        await self._cluster.close()
         if not goes_on:
             fields = {"outcome": outcome.name, "reason": outcome.reason, "step": outcome.step}
             event = self._recorder.add("job_end", **fields, seconds=outcome.seconds)
@@ -306,6 +307,7 @@ class Supervisor:
         await self._written(self._events.flush)
         await self._cluster.end_allocations()
         if not goes_on:
+            await self._cluster.forget(left)
             await asyncio.to_thread(self._cluster.end_job)
         return outcome
 

@@ -1,4 +1,4 @@
-"""Memory that an ended job has left on a node without hooks goes when the same user's next job comes there."""
+"""Memory on nodes without hooks: it goes at the job's end, or when the same user's next job comes there."""
 
 from __future__ import annotations
 
@@ -17,6 +17,32 @@ from pathlib import Path
 while not Path(sys.argv[1]).exists():
     time.sleep(0.1)
 """
+
+
+def test_a_job_frees_at_its_end_the_memory_of_a_node_whose_runner_was_killed(slurm_cluster: Any) -> None:
+    cluster = slurm_cluster
+    folder = cluster.home / "memory-of-killed"
+    end = folder / "end"
+    nodes = ["n1", "n2"]
+    job = {"name": "killed", "script": "train.py", "args": [str(end)], "nodes": 1, "spares": 1}
+    job_file = write_job(cluster, folder, {**job, "slurm": {"nodelist": ",".join(nodes)}})
+    (folder / "train.py").write_text(TRAIN)
+    job_id, watch = submit(cluster, job_file)
+    start = watch.wait_for("attempt_start", 120)
+    watch.wait_for("workers_started", 120)
+    memory = cluster.run_as_user(["sh", "-c", "echo /dev/shm/holdfast-$(id -u)"]).stdout.strip()
+    path = f"{memory}/slurm-{cluster.name}-{job_id}"
+
+    def is_there(node: str) -> bool:
+        return cluster.run_on_node(node, ["test", "-e", path], check=False).returncode == 0
+
+    assert all(map(is_there, nodes))
+    (spare,) = start["spares"]
+    cluster.run_on_node(spare, ["pkill", "-KILL", "-f", r"python.* -m launcher\.runner$"])
+    watch.wait_for("node_out", 60)
+    end.touch()
+    watch.until(ends_as(cluster, job_id, "COMPLETED"), 60, "end of the job")
+    assert not any(map(is_there, nodes))
 
 
 def test_the_next_runner_frees_the_memory_of_ended_jobs_alone(slurm_cluster: Any) -> None:

@@ -40,10 +40,10 @@ class Talkers(LocalCluster):
         port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
         self._tasks = [asyncio.create_task(self._runner(node, port)) for node in nodes]
 
-    async def close(self, *, forget: bool) -> None:
+    async def close(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
-        await super().close(forget=forget)
+        await super().close()
 
     async def _runner(self, node: str, port: int, attempt: int | None = None) -> None:
         hello: Message = {"op": "hello", "node": node, "pid": 1, "problem": None, "warm": True, "port": 1}
