@@ -1,10 +1,17 @@
-"""A decision does what it records, and asks for the answer that its stage waits for."""
+"""A decision does what it records, asks for the answer that its stage waits for, and gives its phase's orders.
+
+Each order goes to all nodes that it concerns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from launcher.core import commands as do
 from launcher.core.attempt import RETURN_S
-from launcher.core.state import AttemptPhase, RequeuePhase, Stage, State
+from launcher.core.requests import RESIZE
+from launcher.core.state import Attempt, AttemptPhase, RequeuePhase, Sigterm, Stage, State
+from simulation.decided import AT_WORK
 from simulation.violation import Violation
 
 _ANSWERS: dict[Stage, type] = {
@@ -23,6 +30,13 @@ _DONE: dict[str, tuple[type, ...]] = {
     "resize": (do.Settle,),
     "holders_released": (do.KillAgents, do.Send, do.StartAgents),
 }
+# Phases that begin with an order to the nodes.
+_ORDERS: dict[AttemptPhase, do.Order] = {
+    AttemptPhase.JUDGING: do.Order.DUMP,
+    AttemptPhase.RELEASING: do.Order.RELEASE_AGENT,
+    AttemptPhase.KILLING: do.Order.KILL,
+}
+_OF_ALL = (do.Order.RELEASE_AGENT, do.Order.KILL, do.Order.RENEW_AGENT)  # also of nodes that only hold something
 
 
 def check_commands(before: State, after: State, todo: tuple[do.Command, ...]) -> None:
@@ -39,6 +53,11 @@ def check_commands(before: State, after: State, todo: tuple[do.Command, ...]) ->
         if type(command) is do.Record:
             _check_done(command, todo, kinds)
     attempt = after.attempt
+    if attempt is not None and after.stage is Stage.ATTEMPT:
+        for wrong in _of_orders(before, after, attempt, todo):
+            raise Violation("each phase gives its orders", wrong)
+    if after.requests.sigterm is Sigterm.ASKED is not before.requests.sigterm and do.AskWhyTerminated not in kinds:
+        raise Violation("what is recorded is done", "the reason of a SIGTERM is awaited, and nobody asks")
     is_return = after.stage is Stage.ATTEMPT and attempt is not None and attempt.phase is AttemptPhase.RETURNING
     if is_return and attempt is not None and not after.is_isolated:
         due_s = attempt.phase_s + RETURN_S
@@ -69,3 +88,54 @@ def _check_done(record: do.Record, todo: tuple[do.Command, ...], kinds: set[type
     left = {command.node for command in todo if type(command) is do.Leave}
     if not started or started != left or do.ReleaseRunners not in kinds:
         raise Violation("what is recorded is done", f"{record.fields['what']}: {sorted(started)}, ended {sorted(left)}")
+
+
+def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Command, ...]) -> Iterator[str]:
+    of = before.attempt
+    is_same = of is not None and of.number == attempt.number
+    is_begun = not is_same or of is None or of.phase is not attempt.phase
+    sent = {command.order for command in todo if type(command) is do.Send and command.attempt == attempt.number}
+    kinds = {type(command) for command in todo}
+    order = _ORDERS.get(attempt.phase)
+    if is_begun and order is not None and order not in sent:
+        yield f"{attempt.phase.value} begins without {order.value}"
+    if is_begun and attempt.phase is AttemptPhase.STARTING and do.StartWorkers not in kinds:
+        yield "an attempt starts without workers"
+    if is_begun and attempt.phase is AttemptPhase.KILLING and after.job.has_checkpoint and do.KillAgents not in kinds:
+        yield "its agents are not killed"
+    was_sent = is_same and of is not None and of.stop_sent
+    if attempt.stop_sent and not was_sent and do.Order.STOP not in sent:
+        yield "the stop is not passed on"
+    stop = after.requests.stop
+    is_due = stop is not None and (stop != RESIZE or after.resize.is_written)
+    if is_due and attempt.phase in AT_WORK and not attempt.stop_sent:
+        yield f"{stop} is asked for, and ranks do not stop"
+    everyone = {*attempt.nodes, *before.holders, *after.holders}
+    for command in todo:
+        if type(command) is do.Send and command.attempt == attempt.number:
+            yield from _of_send(command, attempt, after)
+        elif type(command) is do.StartWorkers:
+            if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
+                yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
+        elif type(command) is do.StartAgents:
+            if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
+                yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
+            if command.holders != after.holders or command.generation != after.agents.generation:
+                yield f"{command}, with {after.holders} and generation {after.agents.generation}"
+            if {*command.allocations} != {*command.nodes, *command.holders}:
+                yield f"{command} knows allocations of {sorted(command.allocations)}"
+        elif type(command) is do.AskUnusable and not {*command.nodes} <= {*command.allocations}:
+            yield f"{command} knows allocations of {sorted(command.allocations)}"
+        elif type(command) is do.AskUnusable:
+            is_whole = {*attempt.nodes} <= {*command.nodes} <= everyone
+            if command.purpose is not do.Purpose.RETURN and not is_whole:
+                yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
+
+
+def _of_send(command: do.Send, attempt: Attempt, after: State) -> Iterator[str]:
+    if command.order is do.Order.KILL and len(command.nodes) == 1:
+        return  # to a node that has connected again
+    if not {*attempt.nodes} <= {*command.nodes}:
+        yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
+    if command.order in _OF_ALL and not {*after.holders} <= {*command.nodes}:
+        yield f"{command}, and {after.holders} hold something"

@@ -41,9 +41,11 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from simulation.choice_rules import check_choice
 from simulation.command_rules import check_commands
 from simulation.input_rules import check_input
 from simulation.violation import Violation
+from simulation.waits import check_waits
 
 _TELLS_STEP = (Committed, FirstStep, Progress, WorkersEnded, WorkersKilled)
 _STRANGER = "which this job has not asked for"
@@ -80,38 +82,12 @@ class DecisionRules:
             self._usable, self._usable_s = state.members.usable, now_s
         self._check_launches(message, state, todo)
         self._check_reports(before, message, state)
-        check_input(before, message, state, todo, now_s)
         if before.stage is not Stage.ENDED:
-            check_commands(before, state, todo)
             self._check_unsettled(message, state, todo)
         if state.boosters or before.boosters or self._asked or todo:
             self._check_boosters(before, message, state, todo)
-        if state.members is not before.members and state.stage is not Stage.ENDED:
-            _check_dismissals(before, state, todo)
-        is_halt_asked = type(message) is HaltAsked or before.requests.is_halt_pending
-        if (
-            is_halt_asked
-            and before.stage is not Stage.ENDED
-            and not (state.requests.is_halt_pending or state.requests.is_halt)
-        ):
-            raise Violation("what is asked is known", "a halt that was due is forgotten")
-        _check_deadlines(state)
-        if state.attempt is not None and state.stage is Stage.ATTEMPT:
-            _check_over(before, message, state)
-        if type(message) is TimeLeftAnswered and state.time_limit is not before.time_limit:
-            _check_time_left(message, state)
-        if state.stage is Stage.GATHERING:
-            _check_gathering(state)
-        if before.stage is Stage.CLOSING and state.stage is not Stage.CLOSING:
-            _check_close(before, message, state, now_s)
-        if state.attempt is not None and state.stage is Stage.ATTEMPT and state.attempt.phase is AttemptPhase.KILLING:
-            _check_killing(state)
-        if before.attempt is not None and before.attempt.phase is AttemptPhase.FINDING_CAUSE:
-            _check_cause(before, state, now_s)
+        check_decision(before, message, state, todo, now_s)
         for command in todo:
-            _check_stage(command, state)
-            if type(command) is LookAtOwnCheckpoints and not state.job.names_own_checkpoints:
-                raise Violation("only files that are named are looked for", f"{command}")
             if type(command) is Record:
                 self._check_record(message, state, todo, command, now_s)
 
@@ -200,6 +176,45 @@ class DecisionRules:
             if booster.is_end_sent and booster.allocation not in told and booster.allocation not in ended:
                 raise Violation("a booster that is not needed is ended", f"{booster.allocation} is not")
             _check_booster(booster, state)
+
+
+def check_decision(before: State, message: Any, state: State, todo: tuple[Command, ...], now_s: float) -> None:
+    """Checks a decision that is taken, or only tried, by nothing but itself.
+
+    Raises:
+        Violation: it is wrong.
+    """
+    check_input(before, message, state, todo, now_s)
+    if before.stage is not Stage.ENDED:
+        check_commands(before, state, todo)
+        check_choice(before, message, state, todo, now_s)
+        check_waits(before, state, now_s, is_acting=bool(todo))
+    if state.members is not before.members and state.stage is not Stage.ENDED:
+        _check_dismissals(before, state, todo)
+    is_halt_asked = type(message) is HaltAsked or before.requests.is_halt_pending
+    if (
+        is_halt_asked
+        and before.stage is not Stage.ENDED
+        and not (state.requests.is_halt_pending or state.requests.is_halt)
+    ):
+        raise Violation("what is asked is known", "a halt that was due is forgotten")
+    _check_deadlines(state)
+    if state.attempt is not None and state.stage is Stage.ATTEMPT:
+        _check_over(before, message, state)
+    if type(message) is TimeLeftAnswered and state.time_limit is not before.time_limit:
+        _check_time_left(message, state)
+    if state.stage is Stage.GATHERING:
+        _check_gathering(state)
+    if before.stage is Stage.CLOSING and state.stage is not Stage.CLOSING:
+        _check_close(before, message, state, now_s)
+    if state.attempt is not None and state.stage is Stage.ATTEMPT and state.attempt.phase is AttemptPhase.KILLING:
+        _check_killing(state)
+    if before.attempt is not None and before.attempt.phase is AttemptPhase.FINDING_CAUSE:
+        _check_cause(before, state, now_s)
+    for command in todo:
+        _check_stage(command, state)
+        if type(command) is LookAtOwnCheckpoints and not state.job.names_own_checkpoints:
+            raise Violation("only files that are named are looked for", f"{command}")
 
 
 def _check_time_left(message: TimeLeftAnswered, state: State) -> None:

@@ -12,7 +12,7 @@ UNANSWERED = "Slurm does not answer"
 _UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
 _NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")
 _OF_LOST_NODES = ("node_lost", "start_timeout")
-_RUNGS = {"resized": ("grow", "spare")}
+_RUNGS = {"resized": ("grow", "spare"), "fault": ("workers", "spare")}  # by outcome; "shrink" is always allowed
 
 
 class EventRules:

@@ -18,7 +18,7 @@ from launcher.core.faults import WorkerFailure
 from launcher.core.members import Phase
 from launcher.core.replay import apply
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
-from simulation.input_rules import check_input
+from simulation.decision_rules import check_decision
 from simulation.successor import differences
 from simulation.violation import Violation
 
@@ -64,7 +64,7 @@ class Probes:
             assert state.timer_s is not None
             now_s = max(now_s, state.timer_s)
         after, todo = self._decide(state, message, now_s)
-        check_input(state, message, after, todo, now_s)
+        check_decision(state, message, after, todo, now_s)
         history = state.history
         for command in todo:
             if type(command) is Record:

@@ -1,0 +1,159 @@
+"""Which nodes an attempt has, how many, and who serves what they restore; when a job changes its size.
+
+Nodes that are warm come before cold ones, and spares of the base last. A rule looks at the states before and after the
+decision, and never asks the core's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.core import commands as do
+from launcher.core.inputs import AgentsRejoined
+from launcher.core.members import Phase, is_usable
+from launcher.core.requests import may_be_asked
+from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from simulation.violation import Violation
+
+_GROWS = "more nodes are there"
+
+
+def check_choice(before: State, message: Any, after: State, todo: tuple[do.Command, ...], now_s: float) -> None:
+    """Checks a decision by what it says of nodes and sizes.
+
+    Raises:
+        Violation: another choice was due.
+    """
+    for command in todo:
+        if type(command) is not do.Record:
+            continue
+        if command.event == "attempt_start":
+            for wrong in _of_start(before, after, command.fields, now_s):
+                raise Violation("an attempt has the best nodes", f"{wrong}: {dict(command.fields)}")
+        elif command.event == "resize" and command.fields["reason"] == _GROWS:
+            for wrong in _of_growth(after, command.fields):
+                raise Violation("a job grows when it can", f"{wrong}: {dict(command.fields)}")
+        elif command.event == "holders_released" and type(message) is not AgentsRejoined:
+            for wrong in _of_release(before, after, now_s):
+                raise Violation("holders are let go in time", f"{wrong}: {dict(command.fields)}")
+    if after.stage is Stage.GATHERING:
+        _check_wait(after)
+    elif after.holders and after.stage is Stage.ATTEMPT and _is_needless(after):
+        raise Violation("holders are let go in time", f"{after.holders}, and a newer step is committed")
+
+
+# The nodes of an attempt
+
+
+def _of_start(before: State, after: State, fields: Any, now_s: float) -> Iterator[str]:
+    job, table = after.job, after.members.table
+    nodes, was = tuple(fields["nodes"]), before.positions
+    extra = [node for booster in after.boosters for node in booster.nodes]
+    usable = [node for node in (*job.nodes, *extra) if is_usable(table[node])]
+    cold = [node for node in extra if not table[node].is_warm and node not in was]
+    good = [node for node in usable if node not in cold]
+    is_short = len(good) < job.sizes[-1]
+    if not is_short and (early := [node for node in nodes if node in cold]):
+        yield f"{early} are not warm yet, and {good} are enough"
+    there = usable if is_short else good
+    most = min(job.base_size + sum(node in extra for node in there), _wanted(after), len(there))
+    size = next((size for size in job.sizes if size <= most), 0)
+    if len(nodes) != size:
+        yield f"{size} nodes may train"
+    idle = [node for node in there if node not in nodes]
+    if sorted(fields["spares"]) != sorted(idle):
+        yield f"its spares are {idle}"
+    suspects = before.history.gains.suspects
+    fit = [node for node in idle if node not in suspects]
+    last = [node for node in nodes if node in job.nodes[job.base_size :] and node not in was]
+    if last and (better := [node for node in fit if node not in (*job.nodes[job.base_size :], *was)]):
+        yield f"{last} are spares, and {better} are idle"
+    if fit and (blamed := [node for node in nodes if node in suspects]):
+        yield f"attempts failed on {blamed}, and {fit} are idle"
+    yield from _of_holders(before, after, fields, nodes)
+    is_smaller = before.fault is not None and len(nodes) < len(was)
+    if is_smaller and before.stage is Stage.GATHERING and any(_is_joining(after, each) for each in after.boosters):
+        until_s = before.stage_s + job.elastic.faulty_scale_down_timeout_s
+        if now_s < until_s - 0.001:
+            yield "a booster is about to join"
+
+
+def _of_holders(before: State, after: State, fields: Any, nodes: tuple[str, ...]) -> Iterator[str]:
+    """Nodes that trained before, are connected and do not train now serve what they hold."""
+    suspects, table = before.history.gains.suspects, after.members.table
+    expected = {
+        node
+        for node in before.history.trained
+        if node in table and node not in nodes and node not in suspects
+        and table[node].phase in (Phase.READY, Phase.LEAVING)
+    }  # fmt: skip
+    held = set(fields.get("holders") or ())
+    if held != (expected if after.job.has_checkpoint else set()):
+        yield f"what is restored is on {sorted(expected)} as well"
+
+
+def _wanted(state: State) -> int:
+    job = state.job
+    wanted = state.history.scale or (job.base_size if job.is_local else job.sizes[0])
+    return min(wanted, job.base_size) if state.time_limit.is_ending else wanted
+
+
+def _is_joining(state: State, booster: Booster) -> bool:
+    """Whether more of a booster's nodes are about to be ready."""
+    members = [state.members[node] for node in booster.nodes]
+    if booster.phase is not BoosterPhase.RUNNING or any(
+        member.phase in (Phase.OUT, Phase.RETURNING) for member in members
+    ):
+        return False
+    return len(members) < state.job.booster_nodes or any(not member.is_warm for member in members)
+
+
+def _check_wait(state: State) -> None:
+    """Enough nodes are there: only a booster that is about to join is awaited, and only after a fault."""
+    members = state.members
+    if members.joining_count or members.usable < state.job.sizes[-1] or state.requests.sigterm is Sigterm.ASKED:
+        return
+    if state.fault is None or not any(_is_joining(state, each) for each in state.boosters):
+        raise Violation("nothing waits for nothing", f"all nodes are there, and no booster is about to join: {members}")
+
+
+# Changes of size
+
+
+def _are_agents_whole(state: State) -> bool:
+    """Whether an attempt can save: its agents are there, and no loss is known."""
+    attempt, agents = state.attempt, state.agents
+    if attempt is None or not attempt.restored or agents.back != agents.generation or agents.is_ended:
+        return False
+    return agents.lost_s is None and agents.judge_s is None and agents.due_s is None and not agents.is_judged
+
+
+def _of_growth(after: State, fields: Any) -> Iterator[str]:
+    if fields["to"] <= fields["size"]:
+        yield "it does not grow"
+    if after.job.has_checkpoint and not _are_agents_whole(after):
+        yield f"it cannot save: {after.agents}"
+    if after.holders:
+        yield f"it still needs {after.holders}"
+
+
+def _of_release(before: State, after: State, now_s: float) -> Iterator[str]:
+    attempt = after.attempt
+    assert attempt is not None
+    if not _are_agents_whole(before):
+        yield f"the attempt cannot save: {before.agents}"
+    if attempt.committed_step > 0:
+        return
+    due_s = attempt.phase_s + after.job.elastic.graceful_shutdown_timeout_s
+    is_leaving = any(node in before.members and before.members[node].phase is Phase.LEAVING for node in before.holders)
+    if not is_leaving or now_s < due_s:
+        yield "nothing is committed that does not need them"
+
+
+def _is_needless(state: State) -> bool:
+    attempt = state.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive:
+        return False
+    is_asked = may_be_asked(state.requests) or state.requests.stop is not None
+    return attempt.committed_step > 0 and not is_asked and _are_agents_whole(state)
