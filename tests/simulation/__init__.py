@@ -17,12 +17,15 @@
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
     decision_rules  what each decision of one supervisor must keep to
-    command_rules  does a decision do what it records, and ask what its stage waits for
+    command_rules  does a decision do what it records, and give the orders and questions of its stage
+    choice_rules  which nodes an attempt has, how many, and who serves what they restore
+    waits        every wait has its deadline
     input_rules  what must be true after each kind of input; attempt_rules and answer_rules: of the attempt, of answers
     decided      one decision, as these rules look at it
     probes       inputs that are only tried, in the states of a run
     successor    what a supervisor that took over would know
     shrink       the fewest faults that still fail
+    costs        what a job comes to; single_faults: what each fault costs in a quiet job
     campaign     many schedules, on all cores
     mutants      mutants of the core, and which of them the schedules kill
 

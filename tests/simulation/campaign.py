@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulation.costs import Cost, check_cost
 from simulation.schedule import Schedule, draw
 from simulation.shrink import shrink
 from simulation.trace import Trace
@@ -62,13 +63,16 @@ class Tally:
         self.failures += other.failures
 
 
-def run_one(schedule: Schedule, tally: Tally | None = None, seed: int | None = None, **core: Any) -> Failure | None:
+def run_one(
+    schedule: Schedule, tally: Tally | None = None, seed: int | None = None, cost: Cost | None = None, **core: Any
+) -> Failure | None:
     """Runs one schedule; how it failed, or None.
 
     Args:
         schedule: what happens.
         tally: takes account of it.
         seed: that gave it.
+        cost: what it must cost; None where that cannot be said.
         core: `decide`, `begin` and `trace` of the World.
     """
     world = World(schedule, **core)
@@ -77,6 +81,8 @@ def run_one(schedule: Schedule, tally: Tally | None = None, seed: int | None = N
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         outcome, _ = world.run()
+        if cost is not None:
+            check_cost(world, cost)
     except Violation as violation:
         failure = Failure(schedule, violation.rule, str(violation), seed)
     except Exception as error:

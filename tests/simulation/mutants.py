@@ -1,7 +1,8 @@
 """Mutants of the core, and which of them the schedules kill: `python -m simulation.mutants 40 [--seed 1]`.
 
 A mutant is the core with one place changed: a condition turned, `and` for `or`, or a statement dropped (a command, a
-record, a change of the state, a timer). It is killed when a schedule breaks what must be true. Run by hand.
+record, a change of the state, a timer). It is killed when a schedule breaks what must be true, or a single fault costs
+something else. Run by hand.
 """
 
 from __future__ import annotations
@@ -121,19 +122,22 @@ def _judge(module: str, index: int, what: str, schedules: int) -> bool:
 
 
 def _run_mutant(folder: str, schedules: int) -> int:
-    """In a process of its own: runs schedules with the mutant in the core's place."""
+    """In a process of its own: runs single faults, then schedules, with the mutant in the core's place."""
     import launcher
 
     launcher.__path__.insert(0, folder)
     from simulation import campaign, probes  # the core is imported with them
     from simulation.schedule import draw
+    from simulation.single_faults import FAULTS
     from simulation.test_kept_seeds import KEPT
 
     campaign.LONGEST_S = 5.0
     probes.EVERY = PROBES_EVERY
     drawn = (draw(seed) for seed in range(FIRST_SEED, FIRST_SEED + schedules))
-    for number, schedule in enumerate(chain(KEPT.values(), drawn), 1):
-        failure = campaign.run_one(schedule)
+    for number, (schedule, cost) in enumerate(
+        chain(FAULTS.values(), ((each, None) for each in chain(KEPT.values(), drawn))), 1
+    ):
+        failure = campaign.run_one(schedule, cost=cost)
         if failure is not None:
             print(json.dumps({"rule": failure.rule, "after": number}))
             return 0

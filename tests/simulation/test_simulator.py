@@ -15,6 +15,7 @@ from simulation.campaign import run_one, run_seeds
 from simulation.injection import INJECT
 from simulation.schedule import KINDS, Fault, Schedule, Setup, draw
 from simulation.shrink import shrink
+from simulation.single_faults import FAULTS
 from simulation.trace import Trace
 from simulation.world import World
 
@@ -52,9 +53,9 @@ BROKEN = {
     "loses its timers": (without(SetTimer), "no lost timer"),
     "kills no workers": (without(Send, lambda command: command.order is Order.KILL), "out for a true reason"),
     "records nothing lost": (without(Record, lambda command: command.event == "node_out"), "replay gives the state"),
-    "never settles": (without(Settle), "liveness"),
-    "ignores a cancel": (deaf_to(CancelAsked), "cancel always wins"),
-    "ignores what a SIGTERM means": (deaf_to(TerminationExplained), "liveness"),
+    "never settles": (without(Settle), "as many answers as questions"),
+    "ignores a cancel": (deaf_to(CancelAsked), "what is reported has its effect"),
+    "ignores what a SIGTERM means": (deaf_to(TerminationExplained), "what is reported has its effect"),
     "miscounts its members": (_renumbers_attempts, "one phase a member"),
 }
 
@@ -93,6 +94,13 @@ def test_a_job_without_faults_ends_well() -> None:
     ):
         world = World(Schedule(setup))
         assert world.run() == ("done", "")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_what_it_must(name: str) -> None:
+    schedule, cost = FAULTS[name]
+    failure = run_one(schedule, cost=cost)
+    assert failure is None, failure.text
 
 
 def test_a_failing_schedule_is_shrunk_to_the_fault_that_matters() -> None:
