@@ -179,6 +179,12 @@ class Cluster(Protocol):
     def let_go(self) -> None:
         """After a possible take-over: end the launchers started here, so that they cannot end runners or agents."""
 
+    def await_requeue(self) -> None:
+        """After a requeue, by whomever: wait until the scheduler ends this start of the job, and repeat a lost requeue.
+
+        Blocks. The scheduler may end this process meanwhile.
+        """
+
     def end_job(self) -> None:
         """After the outcome is written: make sure that the scheduler's job ends. Blocks. May end this process too."""
 

@@ -121,6 +121,9 @@ class LocalCluster:
     def let_go(self) -> None:
         """Does nothing: there is no take-over on the local cluster."""
 
+    def await_requeue(self) -> None:
+        """Does nothing: there is no queue."""
+
     def end_job(self) -> None:
         """Does nothing: the job ends with this process."""
 

@@ -51,6 +51,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 2.0
 _FORGET_TIMEOUT_S = 10.0
 _CONNECTING_AT_ONCE = 64
+_REQUEUED_S = 600.0  # a slurmctld that was killed is back by then
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
 _ASK_AGAIN_S = 0.3
@@ -81,6 +82,7 @@ class SlurmCluster:
         self._slurm = slurm or Slurm()
         self._boosters = SlurmBoosters(spec, job_dir, job.job_id, self._slurm)
         self._grows = spec.most_boosters > 0
+        self._out_of_use: Collection[str] = ()  # what the last requeue was to exclude
         self._runners: ChildProcess | None = None
         self._agents: ChildProcess | None = None
         self._launches: Launches | None = None  # reads the log of the srun that was started last
@@ -235,6 +237,7 @@ class SlurmCluster:
         return found | self.not_launched(nodes)  # the kernel accepts connections even for a stopped slurmd
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
+        self._out_of_use = exclude
         excluded = self._with_those_excluded(exclude) if exclude else []
         try:
             self._slurm.requeue(self._reference)
@@ -248,6 +251,23 @@ class SlurmCluster:
                 self._insist(lambda: self._slurm.exclude(self._reference, excluded))
             except SlurmError as error:  # if the job gets these nodes again, the supervisor does not use them
                 log.warning("job %s is requeued, but may be given %s again: %s", self._job_id, excluded, error)
+
+    def await_requeue(self) -> None:
+        """A slurmctld that is killed forgets a requeue that it has accepted and not saved yet.
+
+        If the batch script ended then, the job would be COMPLETED.
+        """
+        deadline_s = time.monotonic() + _REQUEUED_S
+        while time.monotonic() < deadline_s:
+            try:
+                job = self._slurm.job(self._reference)
+                if job is None or job.state != "RUNNING" or job.restarts > self.restart_count:
+                    return
+                log.warning("job %s is still %s after its requeue: requeued again", self._reference, job.state)
+                self.requeue(self._out_of_use)
+            except (SlurmError, UsageError) as error:
+                log.warning("the requeue of job %s is not confirmed: %s", self._reference, error)
+            time.sleep(_ASK_AGAIN_S)
 
     def why_terminated(self) -> str:
         try:

@@ -308,7 +308,7 @@ class Supervisor:
         await self._cluster.end_allocations()
         if not goes_on:
             await self._cluster.forget(left)
-            await asyncio.to_thread(self._cluster.end_job)
+        await asyncio.to_thread(self._cluster.await_requeue if goes_on else self._cluster.end_job)
         return outcome
 
     async def _written(self, write: Callable[[], None]) -> None:

@@ -146,6 +146,23 @@ def test_requeue_that_somebody_else_has_done_is_no_error(spec: JobSpec) -> None:
     assert scontrol.asked[0] == ("scontrol", "requeue", "7")
 
 
+def test_a_requeue_that_a_killed_slurmctld_has_forgotten_is_repeated(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+    scontrol = Scontrol(("", 0), None, ("RUNNING", 2), ("", 0), ("COMPLETING", 2))
+    requeued = cluster(spec, scontrol)
+    requeued.requeue()
+    requeued.await_requeue()
+    assert [argv[1] for argv in scontrol.asked] == ["requeue", "show", "show", "requeue", "show"]
+
+
+def test_a_job_that_slurm_has_started_again_is_not_requeued_from_its_earlier_start(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 3))
+    cluster(spec, scontrol).await_requeue()
+    assert len(scontrol.asked) == 1
+
+
 def test_a_task_of_an_array_requeues_itself_alone(spec: JobSpec) -> None:
     scontrol = Scontrol("", "")
     env = ENV | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
