@@ -118,7 +118,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.ASKING: 1.0,
     Stage.PROBING: 0.5,
     Stage.LOOKING: 0.5,
-    Stage.DECIDING: LOSSES_S + 0.5,  # the last connections may be about to close too
+    Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
     Stage.CONFIRMING: 1.0,
     Stage.CLOSING: 0.5,
     Stage.REQUEUEING: 1.0,
