@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.core import commands as do
-from launcher.core.attempt import RETURN_S
 from launcher.core.requests import RESIZE
 from launcher.core.state import Attempt, AttemptPhase, RequeuePhase, Sigterm, Stage, State
 from simulation.decided import AT_WORK
@@ -58,11 +57,6 @@ def check_commands(before: State, after: State, todo: tuple[do.Command, ...]) ->
             raise Violation("each phase gives its orders", wrong)
     if after.requests.sigterm is Sigterm.ASKED is not before.requests.sigterm and do.AskWhyTerminated not in kinds:
         raise Violation("what is recorded is done", "the reason of a SIGTERM is awaited, and nobody asks")
-    is_return = after.stage is Stage.ATTEMPT and attempt is not None and attempt.phase is AttemptPhase.RETURNING
-    if is_return and attempt is not None and not after.is_isolated:
-        due_s = attempt.phase_s + RETURN_S
-        if after.timer_s is None or after.timer_s > due_s:
-            raise Violation("no lost timer", f"the runners' return is due at {due_s}, the timer at {after.timer_s}")
 
 
 def _check_question(before: State, after: State, kinds: set[type]) -> None:

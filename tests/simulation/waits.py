@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.core.attempt import FOLDER_TIMEOUT_S, SECONDARY_CAUSE_WINDOW_S, STACKS_TIMEOUT_S, START_TIMEOUT_S
+from launcher.core.attempt import (
+    FOLDER_TIMEOUT_S,
+    PREDECESSOR_S,
+    RETURN_S,
+    SECONDARY_CAUSE_WINDOW_S,
+    STACKS_TIMEOUT_S,
+    START_TIMEOUT_S,
+)
 from launcher.core.boosters import LATE_S
 from launcher.core.hang import FLOOR_S, REPEAT_FACTOR, START_S, STEPS_FACTOR
 from launcher.core.recovery import MAX_DELAY_S
@@ -79,6 +86,10 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
     phase, agents = attempt.phase, state.agents
     if phase in _PHASE_S:
         yield phase.value, attempt.phase_s + _PHASE_S[phase]
+    elif phase is AttemptPhase.RETURNING and not state.is_isolated:
+        yield "the return of the runners", attempt.phase_s + RETURN_S
+        if attempt.others_s is not None:
+            yield "the return of the runner beside the supervisor that is gone", attempt.others_s + PREDECESSOR_S
     elif phase is AttemptPhase.RELEASING:
         is_result = attempt.outcome in ("done", "halted")
         yield phase.value, attempt.phase_s + (AGENT_FLUSH_S if is_result else AGENT_STOP_S)
