@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from jobs import JOBS, Kind
 from s3_on_cluster import ClusterS3
 from verdict import OK, WRONG, Cost, Injected, Round, costs
 
+from slurm.hostlist import expand
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 5
@@ -118,6 +120,8 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
             stood_still = str(error).splitlines()[0] if str(error) else type(error).__name__
         over = job.is_over
         stranded = {note for fault in injected if CATALOGUE[fault.name].strands for note in fault.notes}
+        if not args.hooks:
+            stranded |= outside(job)
         left = leftovers(job, stranded) if over else []
         wrong = [step for step, digest in all_digests(job).items() if digests[step] != digest]
         done = Round(
@@ -178,6 +182,13 @@ def ended(job: BrokenJob) -> str | None:
         job.tell("finish")
         job.watch.wait_for("job_end", SETTLE_S + 60)
     return None
+
+
+def outside(job: BrokenJob) -> set[str]:
+    """Nodes outside of the job's last allocation. After a requeue to other nodes it cannot free its memory there."""
+    shown = job.cluster.run_as_user(["scontrol", "show", "job", job.job_id], check=False).stdout
+    found = re.search(r"\bNodeList=(n\S+)", shown)
+    return set(job.cluster.nodes) - set(expand(found[1])) if found else set()
 
 
 def leftovers(job: BrokenJob, stranded: Collection[str]) -> list[str]:
