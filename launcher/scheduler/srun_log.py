@@ -12,6 +12,8 @@ from pathlib import Path
 
 # src/api/step_launch.c; the text is the same from 22.05 to 25.11.
 _FAILED = re.compile(r"Task launch for .* failed on node ([^\s:]+): (.*)")
+# Slurm is ending or requeueing the job, which says nothing about the node (src/common/slurm_errno.c).
+_OF_THE_JOB = ("Job credential revoked", "Job/step already completing or completed", "Invalid job id specified")
 
 
 class Launches:
@@ -29,12 +31,12 @@ class Launches:
             self._begins_at = 0
 
     def failed(self, nodes: Iterable[str]) -> dict[str, str]:
-        """The nodes, of the given ones, on which no task was started, with the reasons."""
+        """The nodes, of the given ones, that refused a task, with the reasons."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._begins_at)
                 text = log.read().decode(errors="replace")
         except OSError:
             return {}
-        named = dict(_FAILED.findall(text))
+        named = {node: reason for node, reason in _FAILED.findall(text) if not reason.startswith(_OF_THE_JOB)}
         return {node: f"srun could start no process there: {named[node]}" for node in nodes if node in named}

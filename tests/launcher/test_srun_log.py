@@ -26,3 +26,13 @@ def test_what_srun_says_of_a_launch_names_its_node(tmp_path: Path) -> None:
     assert first.failed(NODES) == {"n3": why}
     assert first.failed(("n1", "n2")) == {}
     assert Launches(log).failed(NODES) == {}  # the next srun's has yet to say something
+
+
+def test_a_job_that_slurm_is_ending_says_nothing_of_its_nodes(tmp_path: Path) -> None:
+    """As srun of 22.05 says it where the job was requeued a moment before."""
+    log = tmp_path / "srun.log"
+    launches = Launches(log)
+    log.write_text(
+        "".join(f"srun: error: Task launch for StepId=16.2 failed on node {n}: Job credential revoked\n" for n in NODES)
+    )
+    assert launches.failed(NODES) == {}

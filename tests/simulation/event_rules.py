@@ -177,14 +177,14 @@ class EventRules:
         first = next((kind for kind in self._faults if kind != "stop"), "stop")
         if first in _NOT_COUNTED:
             return
-        is_same = first != "stop" and self._decides(first, self._failed_s)
-        if first == "stop":
+        if first == "stop":  # its supervisor was lost, and Slurm was ending the job
             self._decisive_s = 0.0
-        else:
-            if self._newest > self._newest_at_fault:
-                self._failed_on.clear()
-            self._newest_at_fault = self._newest
-            self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
+            return
+        is_same = self._decides(first, self._failed_s)
+        if self._newest > self._newest_at_fault:
+            self._failed_on.clear()
+        self._newest_at_fault = self._newest
+        self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
         self._fruitless = self._fruitless + (not is_same) if self._newest <= self._newest_before else 0
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0
