@@ -221,7 +221,8 @@ class World:
     def supervisor_begins(self, driver: Driver, todo: Any) -> None:
         if self.trace is not None:
             self.trace.supervisor(self.clock.now, driver, todo)
-        self.invariants.began(driver, todo)
+        if self.checks:
+            self.invariants.began(driver, todo)
         for command in todo:
             self._count(type(command).__name__)
         if self.halt is not None:
