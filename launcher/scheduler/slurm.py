@@ -157,15 +157,17 @@ class SlurmCluster:
         jobs = {node: allocations.get(node, self.allocation) for node in (*nodes, *holders)}
         ram_dir = str(memory_of(self.run_id))
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": ram_dir}
+        tasks: list[str] = []
         if {*jobs.values()} == {self.allocation} and "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
             argv = self._srun([*jobs], *agent_launch.ONE_WORLD)
+            tasks = [node for node in self.nodes if node in jobs]  # Slurm's order, whatever --nodelist has
         else:
             environments = {job: self._of_allocation(job) for job in jobs.values()}
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
         argv += agent_launch.command(from_template=True)
         own["HOLDFAST_RUN_ENDED"] = json.dumps(run_liveness.command())
-        self._launches = await asyncio.to_thread(Launches, log_path)
+        self._launches = await asyncio.to_thread(Launches, log_path, tasks)
         self._agents = await ChildProcess.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 

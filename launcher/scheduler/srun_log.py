@@ -7,11 +7,14 @@ not answered within twice MessageTimeout (20 s by default; seen on 22.05).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # src/api/step_launch.c; the text is the same from 22.05 to 25.11.
 _FAILED = re.compile(r"Task launch for .* failed on node ([^\s:]+): (.*)")
+# A node's slurmstepd could not prepare the task. For example its PMIx plugin finds the files of a step of this number
+# from an earlier start of the job, whose slurmstepd was killed (seen on 22.05).
+_TASK_FAILED = re.compile(r"error: task (\d+) launch failed: (.*)")
 # Slurm is ending or requeueing the job, which says nothing about the node (src/common/slurm_errno.c).
 _OF_THE_JOB = ("Job credential revoked", "Job/step already completing or completed", "Invalid job id specified")
 
@@ -21,10 +24,12 @@ class Launches:
 
     Args:
         log_path: path of the log, which need not exist yet.
+        tasks: the node of each task; empty if a task that fails says nothing about its node.
     """
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, tasks: Sequence[str] = ()) -> None:
         self._path = log_path
+        self._tasks = tasks
         try:
             self._begins_at = log_path.stat().st_size
         except FileNotFoundError:
@@ -38,5 +43,10 @@ class Launches:
                 text = log.read().decode(errors="replace")
         except OSError:
             return {}
-        named = {node: reason for node, reason in _FAILED.findall(text) if not reason.startswith(_OF_THE_JOB)}
+        of_tasks = [(self._tasks[int(task)], why) for task, why in _TASK_FAILED.findall(text) if self._has(int(task))]
+        found = (*of_tasks, *_FAILED.findall(text))
+        named = {node: reason for node, reason in found if not reason.startswith(_OF_THE_JOB)}
         return {node: f"srun could start no process there: {named[node]}" for node in nodes if node in named}
+
+    def _has(self, task: int) -> bool:
+        return task < len(self._tasks)

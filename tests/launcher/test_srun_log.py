@@ -28,6 +28,15 @@ def test_what_srun_says_of_a_launch_names_its_node(tmp_path: Path) -> None:
     assert Launches(log).failed(NODES) == {}  # the next srun's has yet to say something
 
 
+def test_a_task_that_cannot_be_launched_names_its_node(tmp_path: Path) -> None:
+    """As srun of 22.05 says it where PMIx's files of an earlier step of this number are left on the node."""
+    log = tmp_path / "srun.log"
+    launches = Launches(log, tasks=("n2", "n3"))
+    log.write_text("srun: error: task 1 launch failed: Unspecified error\nsrun: error: n2: task 0: Killed\n")
+    assert launches.failed(NODES) == {"n3": "srun could start no process there: Unspecified error"}
+    assert Launches(tmp_path / "none", tasks=("n2",)).failed(NODES) == {}
+
+
 def test_a_job_that_slurm_is_ending_says_nothing_of_its_nodes(tmp_path: Path) -> None:
     """As srun of 22.05 says it where the job was requeued a moment before."""
     log = tmp_path / "srun.log"

@@ -22,7 +22,7 @@ from launcher.core.recovery import MAX_DELAY_S
 from launcher.core.replay import HALT
 from launcher.core.requests import RESIZE
 from launcher.core.stages import NODE_START_TIMEOUT_S, SCHEDULER_TIMEOUT_S, TRAINED_GRACE_S
-from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Stage, State
+from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
 from launcher.core.teardown import AGENT_FLUSH_S, AGENT_STOP_S, KILL_CONFIRM_S
 from simulation.decided import AT_WORK
 from simulation.violation import Violation
@@ -76,7 +76,8 @@ def _latest(state: State) -> Iterator[tuple[str, float]]:
         yield stage.value, state.stage_s + _STAGE_S[stage]
     members = state.members
     is_awaited = members.joining_count and members.usable + members.joining_count >= state.job.sizes[-1]
-    if stage is Stage.GATHERING and is_awaited:
+    is_explained = state.requests.sigterm is not Sigterm.ASKED  # else no attempt begins, however long nodes are there
+    if stage is Stage.GATHERING and is_awaited and is_explained:
         yield "the wait for nodes", state.stage_s + NODE_START_TIMEOUT_S
         if state.full_s is not None:
             yield "the wait for more nodes than are needed", state.full_s + TRAINED_GRACE_S
