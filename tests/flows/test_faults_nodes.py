@@ -75,6 +75,28 @@ def test_more_nodes_than_spares_are_lost_and_an_elastic_job_shrinks(
     job.finish(steady_digests)
 
 
+def test_a_node_on_which_slurm_cannot_start_agents_is_replaced(
+    fault_cluster: Any, steady_digests: dict[int, str]
+) -> None:
+    """As where a slurmstepd was killed: PMIx finds the directory of an earlier step of this number."""
+    job = BrokenJob(fault_cluster, fault_cluster.home / "no-agents", nodes=2, spares=1, workers_per_node=1)
+    job.settle()
+    first, second = job.attempt["nodes"]
+    config = fault_cluster.run_on_node(second, ["scontrol", "show", "config"]).stdout
+    spool = next(line.split("=")[1].strip() for line in config.splitlines() if line.startswith("SlurmdSpoolDir"))
+    spool = spool.replace("%n", second).replace("%h", second)
+    left = [f"{spool}/pmix.{job.job_id}.{step}" for step in range(2, 30)]
+    fault_cluster.run_on_node(second, ["mkdir", *left])
+
+    job.signal("KILL", 0)
+
+    out = job.watch.wait_for("node_out", RECOVERY_S, node=lambda node: node == second)
+    assert out["reason"].startswith("srun could start no process there: ")
+    job.settle()
+    assert set(job.attempt["nodes"]) >= {first} and second not in job.attempt["nodes"], job.watch.story()
+    job.finish(steady_digests)
+
+
 def test_runners_and_nodes_that_die_one_after_another(fault_cluster: Any, steady_digests: dict[int, str]) -> None:
     """An idle spare, then a node's runner, then the node that replaces it, while it restores; and a node comes back.
 
