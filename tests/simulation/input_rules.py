@@ -214,7 +214,7 @@ def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
 def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
     if its.after.is_isolated is not message.is_isolated:
         yield "it is not known"
-    if message.is_isolated and its.after.agents.has_launcher:
+    if message.is_isolated and its.after.agents.has_launcher and not its.asks_for(do.StartAgents):
         yield "the agents' launcher is still awaited"
     attempt = its.after.attempt
     is_killing = attempt is not None and attempt.phase is AttemptPhase.KILLING
