@@ -30,6 +30,8 @@ from launcher.core.replay import Event, History, replay
 from launcher.core.state import AttemptPhase, JobFacts, Stage, State, TimeLimit
 from launcher.core.turn import Turn
 
+PAUSE_S = 2.0  # a timer that is later than this: the process stood still, and what came meanwhile is not read yet
+
 
 def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tuple[Command, ...]]:
     """The first decision of a supervisor.
@@ -73,6 +75,8 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
     if state.stage is Stage.ENDED:
         return state, ()
     turn = Turn(state, now_s)
+    if state.timer_s is not None and now_s - state.timer_s > PAUSE_S:
+        nodes.on_stood_still(turn, given_.StoodStill(seconds=now_s - state.timer_s))
     number, node = getattr(given, "attempt", None), getattr(given, "node", None)
     if node is not None and node not in state.members and not isinstance(given, given_.NodeJoined):
         boosters.take_stranger(turn, given)

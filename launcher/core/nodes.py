@@ -18,6 +18,7 @@ from launcher.core.state import Stage
 from launcher.core.turn import Turn
 
 MAX_RETURNS = 3  # of one node; each further loss of a node costs an attempt
+READ_S = 1.0  # for messages that came while this process stood still
 
 
 def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
@@ -138,16 +139,20 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
-    """Extends all deadlines by the time in which the process stood still, because messages of that time are still
-    unread."""
+    """Extends all deadlines by the time in which the process stood still, and by that to read the messages of it.
+
+    A late timer and the watch over the connections may both report it; it counts once.
+    """
+    state, seconds = turn.state, given.seconds + READ_S
+    if state.stood_still_s is not None and turn.now_s - state.stood_still_s < given.seconds:
+        return
 
     def later(at_s: float | None) -> float | None:
-        return None if at_s is None else at_s + given.seconds
+        return None if at_s is None else at_s + seconds
 
-    state = turn.state
     turn.set(
-        hang=state.hang.pause(given.seconds),
-        stage_s=state.stage_s + given.seconds,
+        hang=state.hang.pause(seconds),
+        stage_s=state.stage_s + seconds,
         deadline_s=later(state.deadline_s),
         full_s=later(state.full_s),
         roll_call_s=later(state.roll_call_s),
@@ -156,7 +161,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
     turn.set_launch(late_s=later(state.launch.late_s))
     turn.set_agents(ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))
     if state.attempt is not None:
-        turn.set_attempt(phase_s=state.attempt.phase_s + given.seconds, others_s=later(state.attempt.others_s))
+        turn.set_attempt(phase_s=state.attempt.phase_s + seconds, others_s=later(state.attempt.others_s))
 
 
 def call_the_roll(turn: Turn) -> None:

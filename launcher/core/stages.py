@@ -165,13 +165,34 @@ def gathering(turn: Turn) -> None:
     if turn.state.deadline_s is not None:
         turn.set(deadline_s=None)
     if turn.state.requests.sigterm is Sigterm.ASKED:
+        _is_due(turn, None)
         return
     until_s = state.stage_s + job.elastic.faulty_scale_down_timeout_s
-    if turn.now_s < until_s and resize.awaits_booster(turn):
-        if turn.state.again_s != until_s:
-            turn.set(again_s=until_s)
-        return
-    _begin_attempt(turn)
+    if turn.now_s >= until_s or not resize.awaits_booster(turn):
+        until_s = turn.now_s
+    if _is_due(turn, max(until_s, _return_until_s(turn))):
+        _begin_attempt(turn)
+
+
+def _is_due(turn: Turn, at_s: float | None) -> bool:
+    """Whether a time has come. If not, the timer is set for it; None sets none."""
+    is_due = at_s is not None and turn.now_s >= at_s
+    again_s = None if is_due else at_s
+    if turn.state.again_s != again_s:
+        turn.set(again_s=again_s)
+    return is_due
+
+
+def _return_until_s(turn: Turn) -> float:
+    """The time until which lost nodes may come back, if several that hold the newest step were lost at once.
+
+    Together they may have what no redundancy can replace, and what cut them off may be over in a moment.
+    """
+    state = turn.state
+    held = [node for node in state.history.trained if node in state.members and state.members[node].is_lost]
+    if state.lost_s is None or not state.job.has_checkpoint or len(held) < 2:
+        return turn.now_s
+    return state.lost_s + LOSSES_S
 
 
 def _grace_s(turn: Turn) -> float:
@@ -279,7 +300,10 @@ def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
 def deciding(turn: Turn) -> None:
     """Waits while a SIGTERM is not explained, because the job may have to end."""
     state = turn.state
-    if state.requests.sigterm is Sigterm.ASKED or state.fault is None or _ends_as_asked(turn):
+    if state.requests.sigterm is Sigterm.ASKED or state.fault is None:
+        _is_due(turn, None)
+        return
+    if _ends_as_asked(turn):
         return
     if state.fault.kind == SCHEDULER_LOST:
         turn.set(blocked="")
@@ -296,10 +320,7 @@ def _awaits_losses(turn: Turn) -> bool:
     suffice = members.usable + members.joining_count >= state.job.sizes[-1]
     if state.lost_s is None or suffice or not _has_base(turn):
         return False
-    until_s = state.lost_s + LOSSES_S
-    if turn.now_s < until_s != state.again_s:
-        turn.set(again_s=until_s)
-    return turn.now_s < until_s
+    return not _is_due(turn, state.lost_s + LOSSES_S)
 
 
 def _has_base(turn: Turn) -> bool:
@@ -356,8 +377,8 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         nodes_changed=any(node not in members or members[node].phase in gone for node in nodes),
         has_spare=any(node not in suspects for node in spares),
     )
-    is_warm = any(member.is_warm for member in members.table.values())
-    if fault.kind == ENVIRONMENT and decision.action != "restart" and not is_warm:
+    may_load = any(member.is_warm or member.phase is Phase.JOINING for member in members.table.values())
+    if fault.kind == ENVIRONMENT and decision.action != "restart" and not may_load:
         reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
         ending.finish(turn, "user_error", reason)
     elif decision.action == "stop":

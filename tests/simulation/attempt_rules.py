@@ -141,7 +141,8 @@ def _agents_rejoined(its: Decided, message: given.AgentsRejoined) -> Iterator[st
     is_news = was.back < message.generation == was.generation
     if its.records("agents_back", generation=message.generation) is not is_news:
         yield "it is not recorded" if is_news else "it is recorded"
-    if is_news and (now.back, now.lost_s, now.makes_way) != (message.generation, None, False):
+    makes_way = now.generation > message.generation  # its holders are let go in the same decision
+    if is_news and (now.back, now.lost_s is None, now.makes_way) != (message.generation, not makes_way, makes_way):
         yield f"the agents are {now}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.core import commands as do
 from launcher.core.inputs import AgentsRejoined
 from launcher.core.members import Phase, is_usable
+from launcher.core.replay import LOSSES_S
 from launcher.core.requests import may_be_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.violation import Violation
@@ -25,31 +26,42 @@ def check_choice(before: State, message: Any, after: State, todo: tuple[do.Comma
     Raises:
         Violation: another choice was due.
     """
-    for command in todo:
+    left = {command.fields["node"] for command in todo if _is_of(command, "node_leaving")}
+    for index, command in enumerate(todo):
         if type(command) is not do.Record:
             continue
         if command.event == "attempt_start":
-            for wrong in _of_start(before, after, command.fields, now_s):
+            later = {each.fields["node"] for each in todo[index:] if _is_of(each, "node_leaving")}
+            for wrong in _of_start(before, after, command.fields, later, now_s):
                 raise Violation("an attempt has the best nodes", f"{wrong}: {dict(command.fields)}")
         elif command.event == "resize" and command.fields["reason"] == _GROWS:
             for wrong in _of_growth(after, command.fields):
                 raise Violation("a job grows when it can", f"{wrong}: {dict(command.fields)}")
         elif command.event == "holders_released" and type(message) is not AgentsRejoined:
-            for wrong in _of_release(before, after, now_s):
+            for wrong in _of_release(before, after, left, now_s):
                 raise Violation("holders are let go in time", f"{wrong}: {dict(command.fields)}")
     if after.stage is Stage.GATHERING:
-        _check_wait(after)
+        _check_wait(after, now_s)
     elif after.holders and after.stage is Stage.ATTEMPT and _is_needless(after):
         raise Violation("holders are let go in time", f"{after.holders}, and a newer step is committed")
+
+
+def _is_of(command: do.Command, event: str) -> bool:
+    return type(command) is do.Record and command.event == event
 
 
 # The nodes of an attempt
 
 
-def _of_start(before: State, after: State, fields: Any, now_s: float) -> Iterator[str]:
-    job, table = after.job, after.members.table
+def _of_start(before: State, after: State, fields: Any, left: set[str], now_s: float) -> Iterator[str]:
+    """Args:
+    left: nodes that leave after the choice, in the same decision.
+    """
+    job = after.job
+    table = dict(after.members.table.items()) | {node: before.members[node] for node in left if node in before.members}
     nodes, was = tuple(fields["nodes"]), before.positions
     extra = [node for booster in after.boosters for node in booster.nodes]
+    extra += [node for node in left if node in table and node not in extra]
     usable = [node for node in (*job.nodes, *extra) if is_usable(table[node])]
     cold = [node for node in extra if not table[node].is_warm and node not in was]
     good = [node for node in usable if node not in cold]
@@ -84,8 +96,8 @@ def _of_holders(before: State, after: State, fields: Any, nodes: tuple[str, ...]
     suspects, table = before.history.gains.suspects, after.members.table
     expected = {
         node
-        for node in before.history.trained
-        if node in table and node not in nodes and node not in suspects
+        for node in before.history.trained  # without a node that has come with a new allocation: its memory is empty
+        if node in after.history.trained and node in table and node not in nodes and node not in suspects
         and table[node].phase in (Phase.READY, Phase.LEAVING)
     }  # fmt: skip
     held = set(fields.get("holders") or ())
@@ -109,10 +121,13 @@ def _is_joining(state: State, booster: Booster) -> bool:
     return len(members) < state.job.booster_nodes or any(not member.is_warm for member in members)
 
 
-def _check_wait(state: State) -> None:
-    """Enough nodes are there: only a booster that is about to join is awaited, and only after a fault."""
+def _check_wait(state: State, now_s: float) -> None:
+    """Enough nodes are there: after a fault a booster that is about to join is awaited, or nodes lost together."""
     members = state.members
     if members.joining_count or members.usable < state.job.sizes[-1] or state.requests.sigterm is Sigterm.ASKED:
+        return
+    are_several_lost = sum(node in members and members[node].is_lost for node in state.history.trained) > 1
+    if are_several_lost and state.lost_s is not None and now_s < state.lost_s + LOSSES_S:
         return
     if state.fault is None or not any(_is_joining(state, each) for each in state.boosters):
         raise Violation("nothing waits for nothing", f"all nodes are there, and no booster is about to join: {members}")
@@ -138,7 +153,7 @@ def _of_growth(after: State, fields: Any) -> Iterator[str]:
         yield f"it still needs {after.holders}"
 
 
-def _of_release(before: State, after: State, now_s: float) -> Iterator[str]:
+def _of_release(before: State, after: State, left: set[str], now_s: float) -> Iterator[str]:
     attempt = after.attempt
     assert attempt is not None
     if not _are_agents_whole(before):
@@ -146,8 +161,8 @@ def _of_release(before: State, after: State, now_s: float) -> Iterator[str]:
     if attempt.committed_step > 0:
         return
     due_s = attempt.phase_s + after.job.elastic.graceful_shutdown_timeout_s
-    is_leaving = any(node in before.members and before.members[node].phase is Phase.LEAVING for node in before.holders)
-    if not is_leaving or now_s < due_s:
+    leaving = {node for node, member in before.members.table.items() if member.phase is Phase.LEAVING} | left
+    if leaving.isdisjoint(before.holders) or now_s < due_s:
         yield "nothing is committed that does not need them"
 
 

@@ -282,7 +282,7 @@ def _check_cause(before: State, state: State, now_s: float) -> None:
     told = {failure.node for failure in now.failures}
     is_clear = any(not failure.is_secondary for failure in now.failures)
     is_complete = len(told) + len(now.ended) >= len(now.nodes)
-    is_new = len(now.faults) > 1 or (now.faults and now.faults[0].node not in told)  # a node was lost
+    is_new = len(now.faults) > 1 or (now.faults and now.faults[0].node not in told) or now.lost != of.lost
     if not (is_clear or is_complete or is_new) and now_s < of.phase_s + SECONDARY_CAUSE_WINDOW_S - 0.001:
         raise Violation("a failure that follows is no cause", f"{now.failures} after {now_s - of.phase_s:.2f} s")
 

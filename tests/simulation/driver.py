@@ -194,6 +194,8 @@ class Driver:
         self._go()
         if self._batch is not None:
             self._batch.died()
+        if self._standby is not None:
+            self._standby.ended()
         self.world.changed()
 
     def freeze(self) -> None:

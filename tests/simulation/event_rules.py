@@ -97,6 +97,11 @@ class EventRules:
         return next((name for name in reversed(self._faults) if name.startswith("outcome ")), "")
 
     @property
+    def _is_unjudged(self) -> bool:
+        """Whether the last attempt failed, and its end is not recorded: a take-over or a new start came before."""
+        return bool(self._faults) and not self.last_outcome
+
+    @property
     def fruitless(self) -> int:
         """How many attempts in a row gained nothing, or could not begin."""
         return self._fruitless + self._unbegun
@@ -108,6 +113,9 @@ class EventRules:
 
     def _job_start(self, event: dict[str, Any]) -> None:
         self._waits.clear()
+        if self._is_unjudged:
+            self._judge()
+            self._faults.append("outcome none")
         own = "start" if self._number < 0 else "requeue"
         self._rungs = ("takeover", own) if self._before == "takeover" else (own,)
         self._is_moved, self._runs = True, False
@@ -132,7 +140,7 @@ class EventRules:
             moved = [node for index, node in enumerate(before) if node in nodes and nodes.index(node) != index]
             if moved:
                 return f"{moved} change their places from {before} to {nodes}"
-        if self._faults and not self.last_outcome:  # a take-over came before its end
+        if self._is_unjudged:
             self._judge()
         self._number, self._nodes, self._runs, self._is_moved = number, nodes, True, False
         self._holders = tuple(event.get("holders") or ())
@@ -203,7 +211,7 @@ class EventRules:
             if all(kind == "stop" for kind in self._faults):
                 self._failed, self._failed_s = event.get("node"), event["time"]
             self._faults.append(event["kind"])
-        elif event["kind"] not in _NOT_COUNTED:
+        elif event["kind"] not in _NOT_COUNTED and not self._is_unjudged:
             self._unbegun += not self._decides(event["kind"], event["time"])
         return None
 

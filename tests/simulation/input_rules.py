@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
+from launcher.core.decision import PAUSE_S
 from launcher.core.faults import ENVIRONMENT, NODE_LOST, PREEMPTED, RUNNER_LOST
 from launcher.core.members import Phase, is_usable
 from launcher.core.nodes import MAX_RETURNS
@@ -197,8 +198,8 @@ def _rank_lost(its: Decided, node: str, kind: str, reason: str) -> Iterator[str]
 
 def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
     node, before = message.node, its.before
-    was, now = before.members.table[node], its.after.members.table.get(node)
-    if was.phase is Phase.OUT:
+    was, now = before.members.table.get(node), its.after.members.table.get(node)
+    if was is None or was.phase is Phase.OUT:
         return
     if now is not None and (now.phase is not Phase.OUT or now.is_lost or now.is_environment < message.is_environment):
         yield f"it is {now}"
@@ -225,6 +226,10 @@ def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
 def _stood_still(its: Decided, message: given.StoodStill) -> Iterator[str]:
     """Every deadline that is still in force is later."""
     before, after, seconds = its.before, its.after, message.seconds
+    if before.timer_s is not None and its.now_s - before.timer_s > PAUSE_S:
+        seconds = min(seconds, its.now_s - before.timer_s)
+    if before.stood_still_s is not None and its.now_s - before.stood_still_s < seconds:  # it is known
+        return
     if after.stage is before.stage:
         pairs = [
             ("the stage's start", before.stage_s, after.stage_s),

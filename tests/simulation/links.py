@@ -184,6 +184,7 @@ class Links:
                 del self.links[node]
                 self._report_lost(node, f"silent for {silent_s:.1f} s", silent_s)
                 link.close_down()
+                self._tick_at(now_s + 0.1)  # those that are left may all be heard
 
     def _may_be_cut_off(self, now_s: float) -> bool:
         silent = sum(

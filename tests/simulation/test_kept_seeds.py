@@ -225,6 +225,44 @@ KEPT = {
             Fault("agent_dies", at_s=30.0),
         ),
     ),
+    "a wait for further losses that a SIGTERM interrupts sets no timer again and again": Schedule(
+        Setup(seed=40356874),
+        (
+            Fault("links_break", at_s=3.0),
+            Fault("slurm_silent", after="WorkersStarted", lasts_s=3.0),
+            Fault("preempted", after="NodeLost", nth=2),
+        ),
+    ),
+    "nodes lost together are awaited before others begin without their step": Schedule(
+        Setup(seed=40392122, nodes=4, spares=2, chunk_s=60.0),
+        (Fault("links_break", after="Committed", nth=4), Fault("batch_script_killed", at_s=155.56)),
+    ),
+    "nodes that are about to be taken back are awaited if several hold a step": Schedule(
+        Setup(
+            seed=40496926,
+            nodes=4,
+            least=4,
+            chunk_s=60.0,
+            reports=9,
+            boosters=3,
+            skips=True,
+            settle_s=3.0,
+            snooze_s=15.0,
+        ),
+        (Fault("links_break", after="TimerFired", nth=3), Fault("booster_preempted", after="WorkersEnded", nth=3)),
+    ),
+    "a supervisor that stood still reads what has come before it judges nodes": Schedule(
+        Setup(seed=40288176, nodes=3, names_own=True, is_local=True, chunks=3, chunk_s=60.0, reports=1),
+        (Fault("node_freezes", after="WorkersKilled", lasts_s=9.0),),
+    ),
+    "nothing is said of the Python of nodes that have not reported yet": Schedule(
+        Setup(seed=50075384, nodes=3, spares=0, least=3),
+        (
+            Fault("runner_killed", at_s=1.0),
+            Fault("runner_broken", at_s=0.3, after="NodeJoined", nth=5, flag=1),
+            Fault("node_cut", after="Settle", nth=2, lasts_s=3.0),
+        ),
+    ),
 }
 
 

@@ -73,7 +73,7 @@ class Training:
                 self.world.clock.after(self.world.delay(0.1, min(3.0, self.world.setup.chunk_s / 5)), self._reach, True)
 
     def hang(self, node: str) -> None:
-        self.hung = node
+        self.hung = self.hung or node  # the first one holds up the others
 
     def pause(self, kind: str) -> None:
         self.pause_kind = kind
