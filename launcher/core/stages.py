@@ -190,7 +190,7 @@ def _return_until_s(turn: Turn) -> float:
     """
     state = turn.state
     held = [node for node in state.history.trained if node in state.members and state.members[node].is_lost]
-    if state.lost_s is None or not state.job.has_checkpoint or len(held) < 2:
+    if state.lost_s is None or not state.job.has_checkpoint or len(held) < 2 or not _has_base(turn):
         return turn.now_s
     return state.lost_s + LOSSES_S
 

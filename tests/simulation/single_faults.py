@@ -116,7 +116,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      Cost(rungs=("start", "workers"), faults=("node_lost", "start_timeout"), notes=2, seconds=96),
      _quiet(), Fault("runners_cancelled", at_s=25.0)),
     ("all runners are cancelled twice", Cost(rungs=("start", "workers", "workers"),
-          faults=("node_lost", "start_timeout", "node_lost"), notes=3, seconds=142),
+          faults=("node_lost", "start_timeout", "node_lost"), notes=4, seconds=142),
      _quiet(chunks=24), Fault("runners_cancelled", at_s=25.0), Fault("runners_cancelled", at_s=50.0)),
     ("a runner cannot start workers", Cost(rungs=("start", "spare"), faults=("runner_lost",), out=1, seconds=93),
      _quiet(), Fault("runner_broken", at_s=25.0, node=1)),
