@@ -112,8 +112,8 @@ def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Com
             if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
                 yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
         elif type(command) is do.StartAgents:
-            if attempt.phase not in AT_WORK:
-                yield f"{command} in an attempt that is {attempt.phase.value}"
+            if is_same and of is not None and of.phase not in (*AT_WORK, AttemptPhase.RECORDING):
+                yield f"{command} in an attempt that was {of.phase.value}"
             if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
                 yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
             if command.holders != after.holders or command.generation != after.agents.generation:
