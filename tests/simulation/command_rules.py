@@ -35,6 +35,7 @@ _ORDERS: dict[AttemptPhase, do.Order] = {
     AttemptPhase.RELEASING: do.Order.RELEASE_AGENT,
     AttemptPhase.KILLING: do.Order.KILL,
 }
+_MAY_START_AGENTS = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK)
 _OF_ALL = (do.Order.RELEASE_AGENT, do.Order.KILL, do.Order.RENEW_AGENT)  # also of nodes that only hold something
 
 
@@ -112,7 +113,7 @@ def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Com
             if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
                 yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
         elif type(command) is do.StartAgents:
-            if is_same and of is not None and of.phase not in (*AT_WORK, AttemptPhase.RECORDING):
+            if is_same and of is not None and of.phase not in _MAY_START_AGENTS:
                 yield f"{command} in an attempt that was {of.phase.value}"
             if (command.nodes, command.attempt) != (attempt.nodes, attempt.number):
                 yield f"{command} of attempt {attempt.number} on {attempt.nodes}"
