@@ -26,6 +26,16 @@ Term = tuple[Sequence[int], int, memoryview]  # a coefficient for each sum, firs
 _ISAL_LEAST_BYTES = 64  # ISA-L's vector code needs at least this
 
 
+def prepare() -> None:
+    """Loads what the functions here load on first use: later it may be gone, as the node's file system may be.
+
+    Raises:
+        ImportError: NumPy is not installed.
+    """
+    _products()
+    isal()
+
+
 def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Sequence[int]) -> None:
     """into[i] += coefficients[i] * data, in one pass over `data`. All have the same length; `into` is writable."""
     import numpy as np

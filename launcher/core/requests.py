@@ -153,6 +153,7 @@ def begin_requeue(turn: Turn) -> None:
     """Asks the scheduler to start the job again, unless that was already asked."""
     if turn.state.requeue in (RequeuePhase.NONE, RequeuePhase.REFUSED):
         turn.set(requeue=RequeuePhase.ASKED)
+        turn.take_all_back("all runners were lost at once: the next start may have their nodes")
         turn.do(Requeue(exclude=tuple(node for node, _ in sorted(turn.state.history.out.items()))))
 
 

@@ -355,7 +355,8 @@ def on_scheduler_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
 
 def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     """After a fault: takes the rung of the recovery ladder."""
-    start_again = _take_all_back(turn)
+    asked, lost = turn.state.requests, "all runners were lost at once: they are started again"
+    start_again = not requests.may_be_asked(asked) and turn.take_all_back(lost)
     state = turn.state
     job, members = state.job, state.members
     named = fault.node is None or fault.node in fault.reason
@@ -391,18 +392,6 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     else:
         turn.set(rung=decision.rung)
         _back_off(turn, decision.delay_s, decision.reason, start_again=start_again)
-
-
-def _take_all_back(turn: Turn) -> bool:
-    """Handles the loss of all nodes of the base, including this one: only their runners can be lost."""
-    members = turn.state.members
-    lost = [node for node in turn.state.job.nodes if members[node].is_lost]
-    if not lost or _has_base(turn) or requests.may_be_asked(turn.state.requests):
-        return False
-    turn.record("problem", what="all runners were lost at once: they are started again")
-    for node in lost:
-        turn.take_back(node, is_connected=turn.member(node).phase is Phase.RETURNING)
-    return True
 
 
 def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> None:

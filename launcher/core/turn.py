@@ -7,7 +7,7 @@ from typing import Any
 from launcher.core.commands import Command, Dismiss, Record, Settle
 from launcher.core.faults import Fault
 from launcher.core.frozen import replace
-from launcher.core.members import Member, Phase
+from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import apply
 from launcher.core.state import Attempt, AttemptPhase, Booster, BoosterPhase, Stage, State
 
@@ -150,6 +150,17 @@ class Turn:
         self.record("node_back", node=node)
         if is_connected:
             self.add_ready(node, is_warm=warm)
+
+    def take_all_back(self, what: str) -> bool:
+        """Takes all lost nodes of the base back if none is left, this one included: only their runners can be lost."""
+        base = {node: self.member(node) for node in self.state.job.nodes}
+        lost = [node for node, member in base.items() if member.is_lost]
+        if not lost or any(is_usable(member) for member in base.values()):
+            return False
+        self.record("problem", what=what)
+        for node in lost:
+            self.take_back(node, is_connected=self.member(node).phase is Phase.RETURNING)
+        return True
 
     def add_ready(self, node: str, *, is_warm: bool) -> None:
         """A node's runner has connected."""

@@ -26,6 +26,7 @@ from ckpt.agent.process.lifetime import register
 from ckpt.agent.process.shim import FORKED, NAMESPACES, READY, SOCKET, TERMINATE
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.transport import load_mpi
+from ckpt.redundancy.gf256 import prepare
 
 _LOOK_S = 5.0
 _REQUEST_S = 5.0
@@ -45,8 +46,12 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         return 1
-    with contextlib.suppress(ImportError, RuntimeError, OSError):  # an agent that needs MPI will report what is missing
+    # An agent that needs one of them will report what is missing.
+    with contextlib.suppress(ImportError, RuntimeError, OSError):
         load_mpi()
+    with contextlib.suppress(ImportError):
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else NumPy's library starts threads as it is loaded
+        prepare()
     path = Path(os.environ["HOLDFAST_RAM_DIR"], SOCKET)
     try:
         listener, inode = _listen(path)

@@ -297,3 +297,12 @@ def test_the_nodes_that_are_out_are_not_to_be_given_again() -> None:
     for node in ("n1", "n3"):
         play.give(inputs.StopHandled(node=node, attempt=1, has_handler=False))
     assert play.all(do.Requeue) == [do.Requeue(exclude=("n2",))]
+
+
+def test_a_job_whose_runners_are_all_lost_in_a_stop_may_have_its_nodes_again() -> None:
+    play = asked("preempted")
+    play.silent = {do.Requeue, do.Send}
+    for node in play.state.job.nodes:
+        play.lose(node)
+    assert play.all(do.Requeue) == [do.Requeue(exclude=())]
+    assert not [node for node, _ in play.state.history.out.items()], "the next start would leave them out"
