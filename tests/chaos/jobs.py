@@ -11,6 +11,7 @@ from broken_job import EVERY
 
 OWN = Path(__file__).with_name("own_checkpoint.py")
 _PACE = ["--pace-s", "0.05"]
+HANG_S = 20.0  # under load a save of a node whose agent gets no CPU time takes up to ten seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class Kind:
 
     def changes(self, folder: Path, s3: Any) -> dict[str, Any]:
         """The keys of a job file in this folder."""
-        job = {"args": _PACE, "time": "120", "spares": 2, **self.job}
+        restart = {"hang_timeout_s": HANG_S}
+        job = {"args": _PACE, "time": "120", "spares": 2, "restart": restart, **self.job}
         if self.redundancy is None:
             return {**job, "checkpoint": None}
         checkpoint: dict[str, Any] = {
