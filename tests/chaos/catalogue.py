@@ -473,7 +473,10 @@ def cancel_step(at: Injection) -> Undo:
 
 def _scancel_signal(signal: str) -> Inject:
     def inject(at: Injection) -> Undo:
-        at.cluster.run_as_user(["scancel", f"--signal={signal}", at.job.job_id], check=False)
+        try:
+            at.cluster.run_as_user(["scancel", f"--signal={signal}", at.job.job_id], check=False)
+        except command.CommandError as error:  # scancel tries again for more than a minute while the job is completing
+            raise NotInjected from error
         return None
 
     return inject
