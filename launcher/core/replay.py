@@ -106,11 +106,14 @@ class Running:
 class Gains:
     """The input of the recovery ladder: which attempts made progress, and what ended the others.
 
-    An attempt makes progress if it commits a step that is newer than all before. For a script with its own checkpoints,
-    progress is a newer file that `progress` in the job file matches; without that key, it is training for RAN_S.
+    An attempt makes progress if it commits a step that is newer than all before, or if the next one goes on from a step
+    that is newer than where all before began: newer steps may be lost with the memory of nodes. For a script with its
+    own checkpoints, progress is a newer file that `progress` in the job file matches; without that key, it is training
+    for RAN_S.
 
     Attributes:
         step, step_at_fault: the newest committed step, now and at the last failure of an attempt.
+        restored: the newest step from which an attempt has gone on.
         file_s, file_at_fault_s: the same for the time of the newest own checkpoint (epoch); None without `progress`.
         fruitless: number of attempts in a row without progress, whatever ended them.
         agentless: number of attempts in a row whose agents did not start, since the job's last start.
@@ -125,6 +128,7 @@ class Gains:
 
     step: int = 0
     step_at_fault: int = 0
+    restored: int = 0
     file_s: float | None = None
     file_at_fault_s: float = 0.0
     fruitless: int = 0
@@ -332,6 +336,9 @@ def _workers_started(history: History, event: Event) -> History:
 
 
 def _restore(history: History, event: Event) -> History:
+    step = event.get("step") or 0
+    if step > history.gains.restored:
+        history = replace(history, gains=replace(history.gains, restored=step, fruitless=0))
     return _of_attempt(history, event, restored=True)
 
 

@@ -46,6 +46,7 @@ class EventRules:
         "_once",
         "_out",
         "_replaced",
+        "_restored",
         "_rungs",
         "_runs",
         "_sizes",
@@ -74,7 +75,7 @@ class EventRules:
         self._decisive: list[str] = []  # the first fault of each attempt
         self._agents: tuple[int, bool] = (0, True)  # the newest generation, and whether it is there
         self._committed: dict[str, int] = {}
-        self._newest = self._newest_before = self._newest_at_fault = 0
+        self._newest = self._newest_before = self._newest_at_fault = self._restored = 0
         self._failed: str | None = None  # the node of the attempt's first fault
         self._failed_on: dict[str | None, int] = {}  # failures since the last progress
         self._fruitless = self._unbegun = 0
@@ -239,6 +240,11 @@ class EventRules:
         if "no checkpoint agents come up" in event.get("detail", "") and self._decisive[-2:] != ["agent_lost"] * 2:
             return f"no agents come up, and the last faults were {self._decisive[-2:]}"
         return None
+
+    def _restore(self, event: dict[str, Any]) -> None:
+        step = event.get("step") or 0
+        if step > self._restored:
+            self._restored, self._fruitless, self._unbegun = step, 0, 0
 
     def _agents_lost(self, event: dict[str, Any]) -> str | None:
         before, self._agents = self._agents, (event["generation"], False)

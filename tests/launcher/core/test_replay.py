@@ -229,6 +229,24 @@ def test_what_ended_an_attempt_is_its_first_fault() -> None:
         assert history.gains.fruitless == fruitless, kinds
 
 
+def test_attempts_that_go_on_from_newer_and_newer_steps_make_progress_though_a_newer_one_was_lost() -> None:
+    """Step 100 was lost with the memory of nodes."""
+    history = replay([{"time": 1.0, "event": "job_start"}], History())
+    found = []
+    for number, (restored, committed) in enumerate(((None, 100), (50, 60), (60, 70), (70, 80), (70, 90), (70, 95))):
+        attempt = {"attempt": number, "time": 10.0 * number}
+        for event in (
+            {"event": "attempt_start", "nodes": ["n1", "n2"]},
+            {"event": "restore", "step": restored},
+            {"event": "commit", "step": committed, "tier": "memory"},
+            {"event": "fault", "kind": "hang"},
+            {"event": "attempt_end", "outcome": "fault"},
+        ):
+            history = apply(history, {**attempt, **event})
+        found.append(history.gains.fruitless)
+    assert found == [0, 1, 1, 1, 2, 3]
+
+
 def test_a_file_that_is_seen_for_the_first_time_after_an_attempt_is_its_gain() -> None:
     """The file system may have hung when the job began."""
     seen = {"event": "own_checkpoint", "file": "7.pt", "modified": 500.0}
