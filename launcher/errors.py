@@ -16,6 +16,10 @@ class JobFailed(LauncherError):
     """
 
 
+class TooFewNodes(LauncherError):
+    """The job cannot be requeued, because too few nodes would be left for it beside those to be excluded."""
+
+
 class UsageError(LauncherError):
     """A job file, an option or a folder is not valid. Raised before anything is submitted.
 

@@ -336,9 +336,14 @@ class OwnCheckpointsSeen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requeued:
-    """The scheduler will start the job again; or it does not, for the reason in `error`."""
+    """The scheduler will start the job again; or it does not, for the reason in `error`.
+
+    Attributes:
+        lacks_nodes: whether it does not because too few nodes are left beside those to be excluded.
+    """
 
     error: str | None = None
+    lacks_nodes: bool = False
 
 
 # Boosters

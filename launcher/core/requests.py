@@ -21,6 +21,7 @@ from launcher.core.inputs import (
     TimeLeftAnswered,
     TimeWarned,
 )
+from launcher.core.members import Phase
 from launcher.core.replay import CANCEL, HALT, TIME_LIMIT, History
 from launcher.core.state import ElasticLimits, Requests, RequeuePhase, Sigterm, TimeLimit
 from launcher.core.turn import Turn
@@ -158,8 +159,27 @@ def begin_requeue(turn: Turn) -> None:
 
 
 def on_requeued(turn: Turn, given: Requeued) -> None:
+    if given.lacks_nodes and _take_lost_back(turn):
+        turn.set(requeue=RequeuePhase.NONE)
+        begin_requeue(turn)
+        return
     refused = given.error is not None
     turn.set(requeue=RequeuePhase.REFUSED if refused else RequeuePhase.DONE, requeue_error=given.error or "")
+
+
+def _take_lost_back(turn: Turn) -> bool:
+    """Lets the next start have the nodes about which only their loss is known. False if there is none."""
+    lost = [node for node, why in sorted(turn.state.history.out.items()) if why.is_lost]
+    if not lost:
+        return False
+    turn.record("problem", what="too few other nodes are left: the next start may have the lost ones")
+    for node in lost:
+        member = turn.state.members.table.get(node)
+        if member is not None and member.is_lost:
+            turn.take_back(node, is_connected=member.phase is Phase.RETURNING)
+        else:
+            turn.record("node_back", node=node)
+    return True
 
 
 def advance(turn: Turn) -> None:

@@ -31,7 +31,7 @@ from typing import TypeVar
 import ckpt.agent.process.launch as agent_launch
 from launcher import run_liveness
 from launcher.env.containers import of_the_steps
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
@@ -267,7 +267,7 @@ class SlurmCluster:
                     return
                 log.warning("job %s is still %s after its requeue: requeued again", self._reference, job.state)
                 self.requeue(self._out_of_use)
-            except (SlurmError, UsageError) as error:
+            except (SlurmError, LauncherError) as error:
                 log.warning("the requeue of job %s is not confirmed: %s", self._reference, error)
             time.sleep(_ASK_AGAIN_S)
 
@@ -319,7 +319,7 @@ class SlurmCluster:
         excluded = {*job.excluded, *nodes}
         left = [node for node in partition.nodes if node not in excluded]
         if len(left) < self._needed:
-            raise UsageError(
+            raise TooFewNodes(
                 f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
                 f"and those excluded, expected {self._needed}"
             )

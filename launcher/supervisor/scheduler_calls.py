@@ -9,7 +9,7 @@ from collections.abc import Callable
 from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.inputs import Input
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, TooFewNodes
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
 
@@ -55,10 +55,10 @@ class SchedulerCalls:
 
     async def requeue(self, command: do.Requeue) -> None:
         """Requeues the job."""
-        error = None
+        answer = inputs.Requeued()
         try:
             await asyncio.to_thread(self._cluster.requeue, command.exclude)
         except (LauncherError, SlurmError) as failure:
             log.warning("cannot requeue the job: %s", failure)
-            error = str(failure)
-        self._bring_in(inputs.Requeued(error=error))
+            answer = inputs.Requeued(error=str(failure), lacks_nodes=isinstance(failure, TooFewNodes))
+        self._bring_in(answer)

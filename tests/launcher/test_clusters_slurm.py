@@ -15,7 +15,7 @@ import pytest
 from ckpt.agent.process.launch import PYTHON, command
 from launcher import run_liveness
 from launcher.elastic import Elastic
-from launcher.errors import UsageError
+from launcher.errors import TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
 from launcher.scheduler import open_cluster
 from launcher.scheduler import slurm as slurm_cluster
@@ -182,7 +182,7 @@ def test_nodes_that_are_out_are_excluded_beside_those_of_the_user(
 
 def test_requeue_that_could_never_start_is_refused(spec: JobSpec) -> None:
     scontrol = Scontrol(("RUNNING", 2), PARTITION)
-    with pytest.raises(UsageError, match=r"partition train has 1 nodes beside those .* \(n2,n3,n4\).*expected 2"):
+    with pytest.raises(TooFewNodes, match=r"partition train has 1 nodes beside those .* \(n2,n3,n4\).*expected 2"):
         cluster(spec, scontrol).requeue(["n2", "n3", "n4"])
     assert ("scontrol", "requeue", "7") not in scontrol.asked
 

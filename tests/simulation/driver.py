@@ -10,6 +10,7 @@ from launcher.core import inputs as given
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
+from simulation.event_rules import LACKS_NODES
 from simulation.folder import FULL, HANGS, REMOVED
 from simulation.links import Links
 from simulation.runner import BASE
@@ -481,7 +482,7 @@ class Driver:
                 error, is_ours = slurm.requeue(command.exclude)
                 if is_ours:
                     self.world.count_rung("requeue")
-            return given.Requeued(error=error)
+            return given.Requeued(error=error, lacks_nodes=error is not None and error.startswith(LACKS_NODES))
 
         slurm.ask(self, answer)
 

@@ -134,7 +134,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      Cost(rungs=("start", "requeue"), faults=("node_lost",), out=1, seconds=147),
      _quiet(spares=0), Fault("runner_killed", at_s=25.0, node=1)),
     ("a runner is killed, and no node is left in the cluster",
-     Cost(faults=("node_lost",), out=1, outcome="too_few_nodes", seconds=28),
+     Cost(rungs=("start", "requeue"), faults=("node_lost",), notes=1, seconds=109),
      _quiet(spares=0, extra=0), Fault("runner_killed", at_s=25.0, node=1)),
     ("a runner is killed, and there is no scheduler",
      Cost(faults=("node_lost",), out=1, outcome="too_few_nodes", seconds=28),

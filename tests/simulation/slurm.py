@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
-from simulation.event_rules import UNANSWERED
+from simulation.event_rules import LACKS_NODES, UNANSWERED
 from simulation.runner import Runner
 from simulation.standby import BatchScript
 
@@ -185,7 +185,7 @@ class Slurm:
         world = self._world
         left = [name for name in world.hosts if name not in exclude]
         if len(left) < world.setup.least:
-            return f"partition has {len(left)} nodes beside those out of use", False
+            return f"{LACKS_NODES}: {len(left)} beside those out of use", False
         lacking = world.setup.nodes + world.setup.spares - len(left)
         kept = sorted(exclude, key=lambda name: not world.hosts[name].is_up)[: max(0, lacking)]
         self._excluded = frozenset(exclude) - frozenset(kept)

@@ -11,6 +11,7 @@ from core_kit import EPOCH_S, Play, make_job
 from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.commands import Order
+from launcher.core.replay import LOSSES_S
 from launcher.core.requests import ASK_EVERY_S, HALT, MARGIN_S, SHORT_S, outcome_of, stop_deadline_s
 from launcher.core.state import RestartLimits, Stage
 
@@ -297,6 +298,20 @@ def test_the_nodes_that_are_out_are_not_to_be_given_again() -> None:
     for node in ("n1", "n3"):
         play.give(inputs.StopHandled(node=node, attempt=1, has_handler=False))
     assert play.all(do.Requeue) == [do.Requeue(exclude=("n2",))]
+
+
+def test_a_job_that_cannot_start_without_nodes_that_were_only_lost_may_have_them_again() -> None:
+    play = Play(make_job(4, train=3))
+    play.why_terminated, play.silent = "preempted", {do.Requeue}
+    play.run()
+    play.give(inputs.NodeBroken(node="n4", reason="cannot start workers"))
+    play.lose("n2")
+    play.passes(LOSSES_S)
+    assert play.all(do.Requeue) == [do.Requeue(exclude=("n2", "n4"))]
+    play.give(inputs.Requeued(error="two nodes are left, three are needed", lacks_nodes=True))
+    assert play.all(do.Requeue)[1:] == [do.Requeue(exclude=("n4",))] and play.end is None
+    play.give(inputs.Requeued(error="two nodes are left, three are needed", lacks_nodes=True))
+    assert play.end is not None and play.end.outcome == "too_few_nodes"
 
 
 def test_a_job_whose_runners_are_all_lost_in_a_stop_may_have_its_nodes_again() -> None:
