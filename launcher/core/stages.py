@@ -378,7 +378,8 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         nodes_changed=any(node not in members or members[node].phase in gone for node in nodes),
         has_spare=any(node not in suspects for node in spares),
     )
-    may_load = any(member.is_warm or member.phase is Phase.JOINING for member in members.table.values())
+    unknown = Phase.JOINING if job.is_take_over else None  # nodes that were ready under another supervisor
+    may_load = any(member.is_warm or member.phase is unknown for member in members.table.values())
     if fault.kind == ENVIRONMENT and decision.action != "restart" and not may_load:
         reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
         ending.finish(turn, "user_error", reason)

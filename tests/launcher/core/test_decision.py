@@ -312,8 +312,9 @@ def test_processes_that_do_not_end_cost_their_node() -> None:
     assert starts(play)[1:] == [(["n1", "n3"], "spare")]
 
 
-def test_nodes_on_which_no_python_loads_end_the_job_where_none_was_ever_warm() -> None:
-    play = Play(make_job(2))
+@pytest.mark.parametrize("nodes", [2, 3], ids=["all have reported", "one has not reported yet"])
+def test_nodes_on_which_no_python_loads_end_the_job_where_none_was_ever_warm(nodes: int) -> None:
+    play = Play(make_job(nodes, train=2))
     play.begin()
     play.give(inputs.NodeJoined(node="n1"), inputs.NodeJoined(node="n2"))
     play.give(*(inputs.NodeBroken(node=node, reason="no torch", is_environment=True) for node in ("n1", "n2")))
