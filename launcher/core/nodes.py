@@ -75,7 +75,7 @@ def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
         if given.error is not None or node in given.unusable:
             _refuse(turn, node)
         elif member.ending is None:
-            turn.take_back(node, is_connected=True)
+            turn.take_back(node)
         else:
             turn.set_member(node, is_judged=True)
             turn.do(Send(nodes=(node,), order=Order.KILL, attempt=member.ending))
@@ -91,7 +91,7 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
     if given.left:
         _refuse(turn, given.node)
     elif member.is_judged:
-        turn.take_back(given.node, is_connected=True)
+        turn.take_back(given.node)
     else:
         turn.set_member(given.node, ending=None)
     return True

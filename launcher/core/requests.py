@@ -21,7 +21,6 @@ from launcher.core.inputs import (
     TimeLeftAnswered,
     TimeWarned,
 )
-from launcher.core.members import Phase
 from launcher.core.replay import CANCEL, HALT, TIME_LIMIT, History
 from launcher.core.state import ElasticLimits, Requests, RequeuePhase, Sigterm, TimeLimit
 from launcher.core.turn import Turn
@@ -174,11 +173,7 @@ def _take_lost_back(turn: Turn) -> bool:
         return False
     turn.record("problem", what="too few other nodes are left: the next start may have the lost ones")
     for node in lost:
-        member = turn.state.members.table.get(node)
-        if member is not None and member.is_lost:
-            turn.take_back(node, is_connected=member.phase is Phase.RETURNING)
-        else:
-            turn.record("node_back", node=node)
+        turn.take_back(node)
     return True
 
 

@@ -165,7 +165,7 @@ def gathering(turn: Turn) -> None:
     if turn.state.deadline_s is not None:
         turn.set(deadline_s=None)
     if turn.state.requests.sigterm is Sigterm.ASKED:
-        _is_due(turn, None)
+        _set_again(turn, None)
         return
     until_s = state.stage_s + job.elastic.faulty_scale_down_timeout_s
     if turn.now_s >= until_s or not resize.awaits_booster(turn):
@@ -174,13 +174,16 @@ def gathering(turn: Turn) -> None:
         _begin_attempt(turn)
 
 
-def _is_due(turn: Turn, at_s: float | None) -> bool:
-    """Whether a time has come. If not, the timer is set for it; None sets none."""
-    is_due = at_s is not None and turn.now_s >= at_s
-    again_s = None if is_due else at_s
-    if turn.state.again_s != again_s:
-        turn.set(again_s=again_s)
+def _is_due(turn: Turn, at_s: float) -> bool:
+    """Whether a time has come. If not, the timer is set for it."""
+    is_due = turn.now_s >= at_s
+    _set_again(turn, None if is_due else at_s)
     return is_due
+
+
+def _set_again(turn: Turn, at_s: float | None) -> None:
+    if turn.state.again_s != at_s:
+        turn.set(again_s=at_s)
 
 
 def _return_until_s(turn: Turn) -> float:
@@ -301,7 +304,7 @@ def deciding(turn: Turn) -> None:
     """Waits while a SIGTERM is not explained, because the job may have to end."""
     state = turn.state
     if state.requests.sigterm is Sigterm.ASKED or state.fault is None:
-        _is_due(turn, None)
+        _set_again(turn, None)
         return
     if _ends_as_asked(turn):
         return

@@ -143,13 +143,16 @@ class Turn:
         if node in self.state.holders:
             self.set(holders=tuple(other for other in self.state.holders if other != node))
 
-    def take_back(self, node: str, *, is_connected: bool) -> None:
-        """Takes back a node that was lost."""
-        warm = self.member(node).is_warm
+    def take_back(self, node: str) -> None:
+        """Takes back a node that was lost. It may be one of an earlier start, which this start does not have."""
+        member = self.state.members.table.get(node)
+        if member is None or not member.is_lost:
+            self.record("node_back", node=node)
+            return
         self.set_member(node, phase=Phase.JOINING, reason="", is_lost=False, ending=None)
         self.record("node_back", node=node)
-        if is_connected:
-            self.add_ready(node, is_warm=warm)
+        if member.phase is Phase.RETURNING:
+            self.add_ready(node, is_warm=member.is_warm)
 
     def take_all_back(self, what: str) -> bool:
         """Takes all lost nodes of the base back if none is left, this one included: only their runners can be lost."""
@@ -159,7 +162,7 @@ class Turn:
             return False
         self.record("problem", what=what)
         for node in lost:
-            self.take_back(node, is_connected=self.member(node).phase is Phase.RETURNING)
+            self.take_back(node)
         return True
 
     def add_ready(self, node: str, *, is_warm: bool) -> None:

@@ -54,9 +54,7 @@ def _is_of(command: do.Command, event: str) -> bool:
 
 
 def _of_start(before: State, after: State, fields: Any, left: set[str], now_s: float) -> Iterator[str]:
-    """Args:
-    left: nodes that leave after the choice, in the same decision.
-    """
+    """Compares the choice with the states. `left` are nodes that leave after it, in the same decision."""
     job = after.job
     table = dict(after.members.table.items()) | {node: before.members[node] for node in left if node in before.members}
     nodes, was = tuple(fields["nodes"]), before.positions
