@@ -157,8 +157,8 @@ class AgentGroup:
                 continue
             if name in self._released:
                 self.world.clock.after(0.0, runner.report, AgentEnded(node=name, attempt=self.number))
-            elif are_missed:
-                if index < MOST_PROBLEMS:
+            elif are_missed or self.launcher is None:  # a supervisor that ended them and lives needs no report
+                if are_missed and index < MOST_PROBLEMS:
                     what = {"what": "another agent does not answer"}
                     missed = Reported(node=name, attempt=self.number, event="problem", fields=what)
                     self.world.clock.after(0.0, runner.report, missed)

@@ -39,6 +39,7 @@ from launcher.core.inputs import (
     WorkersKilled,
 )
 from launcher.core.members import Phase, is_usable
+from launcher.core.replay import LOSSES_S
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.choice_rules import check_choice
@@ -314,6 +315,8 @@ def _check_gathering(state: State) -> None:
     if members.joining_count or members.usable < state.job.sizes[-1] or state.requests.sigterm is Sigterm.ASKED:
         return
     latest_s = state.stage_s + state.job.elastic.faulty_scale_down_timeout_s
+    if state.lost_s is not None:
+        latest_s = max(latest_s, state.lost_s + LOSSES_S)
     if state.timer_s is None or state.timer_s > latest_s + 0.001:
         raise Violation("nothing waits for nothing", f"all nodes are there, and the timer is at {state.timer_s}")
 

@@ -577,7 +577,10 @@ class Invariants:
         if is_cut:
             raise Violation("the result is written", "agents are killed while they finish their work")
 
-    def committed(self, step: int, nodes: tuple[str, ...]) -> None:
+    def committed(self, number: int, step: int, nodes: tuple[str, ...]) -> None:
+        """A step that workers which are cut off still commit counts only until the next attempt begins."""
+        if number < max(self._attempts, default=number):
+            return
         self._committed.append((step, nodes))
         del self._committed[:-8]
 

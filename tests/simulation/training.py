@@ -175,7 +175,7 @@ class Training:
 
     def _commit(self, step: int) -> None:
         world = self.world
-        world.committed(step, self.nodes)
+        world.invariants.committed(self.number, step, self.nodes)
         after: dict[tuple[tuple[int, int], ...], Memory] = {}  # most nodes hold the same steps
         for name in self.nodes:
             host = world.hosts[name]

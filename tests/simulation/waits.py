@@ -78,8 +78,9 @@ def _latest(state: State) -> Iterator[tuple[str, float]]:
     is_awaited = members.joining_count and members.usable + members.joining_count >= state.job.sizes[-1]
     is_explained = state.requests.sigterm is not Sigterm.ASKED  # else no attempt begins, however long nodes are there
     if stage is Stage.GATHERING and is_awaited and is_explained:
-        yield "the wait for nodes", state.stage_s + NODE_START_TIMEOUT_S
-        if state.full_s is not None:
+        if state.full_s is None:
+            yield "the wait for nodes", state.stage_s + NODE_START_TIMEOUT_S
+        else:
             yield "the wait for more nodes than are needed", state.full_s + TRAINED_GRACE_S
 
 

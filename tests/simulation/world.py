@@ -330,9 +330,6 @@ class World:
             steps = {number: training.step for number, training in self.trainings.items() if not training.is_over}
             self.trace.note(self.clock.now, f"training at {steps}")
 
-    def committed(self, step: int, nodes: tuple[str, ...]) -> None:
-        self.invariants.committed(step, nodes)
-
     def own_saved(self, step: int) -> None:
         """The script writes a checkpoint of its own."""
         if self.setup.names_own:
