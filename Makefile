@@ -45,6 +45,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n 4 $(BY_FILE)
 CONSTRAINTS = -c $(VENV)/constraints.txt
+# Jobs on the test's Slurm start hundreds of Pythons, many as users that may not write beside the sources.
+COMPILE = $(BIN)/python -m compileall -q holdfast slurm lifecycle ckpt launcher
 
 AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
 
@@ -56,14 +58,14 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile check --timeout 10 \
 		-m 'not processes and not slurm and not faults and not provision' --no-processes $(PYTEST_FLAGS)
 
-# The tests start hundreds of Pythons, many as users that may not write beside the sources: these are compiled once.
 test: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
-	@$(BIN)/python -m compileall -q holdfast slurm lifecycle ckpt launcher
+	@$(COMPILE)
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not faults and not provision' $(PYTEST_FLAGS)
 
 test-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
+	@$(COMPILE)
 	@$(BIN)/python -m pytest -n 3 $(BY_FILE) -m faults $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-dev
@@ -99,6 +101,7 @@ ROUNDS ?= 50
 SEED ?= 1
 chaos: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
+	@$(COMPILE)
 	@$(BIN)/python tests/chaos/campaign.py --rounds $(ROUNDS) --seed $(SEED) $(CHAOS_FLAGS)
 
 release: $(VENV)/.installed-dev
@@ -148,6 +151,7 @@ docs: $(VENV)/.installed
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh
+	@$(COMPILE)
 	@$(BIN)/python benchmarks/faults.py $(BENCH_FLAGS)
 
 $(VENV)/.created:
