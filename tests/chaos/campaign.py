@@ -44,7 +44,7 @@ from slurm.hostlist import expand
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 6  # a job asks for five at most: Slurm itself may drain one
-SETTLE_S = 180.0  # Slurm itself takes up to two minutes for a requeue
+SETTLE_S = 180.0  # Slurm takes up to two minutes for a requeue, a machine with a cold cache as long to load torch
 KEEP_S = 60.0  # for which hooks keep memory for a requeue: longer than one takes
 LEFTOVER_S = KEEP_S + 30.0
 SHARE_MIB = 512
@@ -141,7 +141,7 @@ def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: li
     if kind.redundancy is None:
         at.job.watch.until(lambda: trains(at.job), SETTLE_S, "first step")
     else:
-        at.job.settle()
+        at.job.settle(SETTLE_S)
     for index in range(count):
         choice = drawable(kind.has, last=index == count - 1)
         if args.only:

@@ -84,9 +84,9 @@ class BrokenJob:
     def is_over(self) -> bool:
         return bool(self.watch.events("job_end"))
 
-    def settle(self) -> int:
+    def settle(self, timeout_s: float = RECOVERY_S) -> int:
         """Waits until the newest attempt trains and has committed a step of its own; returns that step."""
-        return self.watch.until(self._committed, RECOVERY_S, "commit of the newest attempt")
+        return self.watch.until(self._committed, timeout_s, "commit of the newest attempt")
 
     def recover(self, break_it: Callable[[], object]) -> Comeback:
         """Breaks the job and waits until it trains again."""
