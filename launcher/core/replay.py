@@ -116,6 +116,7 @@ class Gains:
         restored: the newest step from which an attempt has gone on.
         file_s, file_at_fault_s: the same for the time of the newest own checkpoint (epoch); None without `progress`.
         fruitless: number of attempts in a row without progress, whatever ended them.
+        unlucky: those of them that trained for RAN_S and then lost a node: perhaps no save was due before.
         agentless: number of attempts in a row whose agents did not start, since the job's last start.
         restarts: number of attempts after the first, without those after a resize.
         kind, fault_s: kind and time (epoch) of the last decisive fault.
@@ -132,6 +133,7 @@ class Gains:
     file_s: float | None = None
     file_at_fault_s: float = 0.0
     fruitless: int = 0
+    unlucky: int = 0
     agentless: int = 0
     restarts: int = 0
     kind: str = ""
@@ -235,7 +237,8 @@ def _job_start(history: History, event: Event) -> History:
 
 def _node_ready(history: History, event: Event) -> History:
     node, allocation = event["node"], event.get("allocation")
-    history = replace(history, runners=history.runners.insert(node))
+    if node not in history.runners:
+        history = replace(history, runners=history.runners.insert(node))
     if allocation is None:
         return history
     boosters = []
@@ -338,7 +341,7 @@ def _workers_started(history: History, event: Event) -> History:
 def _restore(history: History, event: Event) -> History:
     step = event.get("step") or 0
     if step > history.gains.restored:
-        history = replace(history, gains=replace(history.gains, restored=step, fruitless=0))
+        history = replace(history, gains=replace(history.gains, restored=step, fruitless=0, unlucky=0))
     return _of_attempt(history, event, restored=True)
 
 
@@ -429,11 +432,11 @@ def _after_fault(history: History, fault: Event, workers_s: float | None) -> Gai
     gains, kind, node = history.gains, fault["kind"], fault.get("node")
     has_newer_file = gains.file_s is not None and gains.file_s > gains.file_at_fault_s
     gained = gains.step > gains.step_at_fault or has_newer_file
-    has_run = False
-    if not history.has_checkpoint and gains.file_s is None and workers_s is not None:
-        has_run = fault["time"] - workers_s >= RAN_S
+    has_run = workers_s is not None and fault["time"] - workers_s >= RAN_S
+    is_blind = not history.has_checkpoint and gains.file_s is None
+    is_fruitful = gained or (has_run and is_blind)
     repeats, failed_on = gains.repeats, gains.failed_on
-    if gained or has_run:
+    if is_fruitful:
         repeats, failed_on = HashTrieMap(), HashTrieMap()
     repeats = repeats.insert(kind, repeats.get(kind, 0) + 1)
     new_suspect = None
@@ -443,11 +446,13 @@ def _after_fault(history: History, fault: Event, workers_s: float | None) -> Gai
     trace = fault.get("traceback") if kind == USER_ERROR else None
     error = signature(trace) if trace else None
     is_same = {kind, gains.kind} <= {*_OF_LOST_NODES} and fault["time"] - gains.fault_s <= LOSSES_S
+    is_unlucky = has_run and kind == NODE_LOST and not is_same
     return replace(
         gains,
         file_at_fault_s=gains.file_s or 0.0,
         step_at_fault=gains.step,
-        fruitless=0 if gained or has_run else gains.fruitless + (not is_same),
+        fruitless=0 if is_fruitful else gains.fruitless + (not is_same),
+        unlucky=0 if is_fruitful else gains.unlucky + is_unlucky,
         agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,
         kind=kind,
         fault_s=fault["time"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.core.boosters import TELL_AGAIN_S
-from launcher.core.replay import LOSSES_S, SUSPECT_AFTER
+from launcher.core.replay import LOSSES_S, RAN_S, SUSPECT_AFTER
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
@@ -52,8 +52,10 @@ class EventRules:
         "_runs",
         "_sizes",
         "_unbegun",
+        "_unlucky",
         "_unprepared",
         "_waits",
+        "_workers_s",
     )  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], most_fruitless: int | None) -> None:
@@ -79,7 +81,8 @@ class EventRules:
         self._newest = self._newest_before = self._newest_at_fault = self._restored = 0
         self._failed: str | None = None  # the node of the attempt's first fault
         self._failed_on: dict[str | None, int] = {}  # failures since the last progress
-        self._fruitless = self._unbegun = 0
+        self._fruitless = self._unlucky = self._unbegun = 0
+        self._workers_s: float | None = None  # since when the attempt's workers run
         self._failed_s = self._decisive_s = 0.0  # of the attempt's first fault, and of the decisive one before
 
     def broken_by(self, event: dict[str, Any]) -> str | None:
@@ -104,9 +107,9 @@ class EventRules:
         return bool(self._faults) and not self.last_outcome
 
     @property
-    def fruitless(self) -> int:
-        """How many attempts in a row gained nothing, or could not begin."""
-        return self._fruitless + self._unbegun
+    def fruitless(self) -> float:
+        """How many attempts in a row gained nothing, or could not begin. Four that were unlucky count as one."""
+        return self._fruitless - self._unlucky * 0.75 + self._unbegun
 
     @property
     def decisive(self) -> list[str]:
@@ -133,6 +136,7 @@ class EventRules:
     def _attempt_start(self, event: dict[str, Any]) -> str | None:
         number, nodes, rung = event["attempt"], tuple(event["nodes"]), event["rung"]
         before, is_moved = self._nodes, self._is_moved
+        self._workers_s = None
         expected, self._rungs = self._rungs, ()
         if expected and rung not in (*expected, "shrink"):
             return f"rung {rung} of attempt {number}, not {expected}"
@@ -167,9 +171,13 @@ class EventRules:
             return f"holders {event['holders']} train in {nodes}"
         if not is_moved and rung == "workers" and not set(nodes) >= set(before):
             return f"rung workers from {before} to {nodes}"
-        if self._most_fruitless is not None and self._fruitless > self._most_fruitless:
-            return f"attempt {number} after {self._fruitless} that gained nothing"
+        gained_nothing = self._fruitless - self._unlucky * 0.75
+        if self._most_fruitless is not None and gained_nothing > self._most_fruitless:
+            return f"attempt {number} after {gained_nothing} that gained nothing"
         return None
+
+    def _workers_started(self, event: dict[str, Any]) -> None:
+        self._workers_s = event["time"]
 
     def _attempt_end(self, event: dict[str, Any]) -> str | None:
         if event["attempt"] != self._number or not self._runs:
@@ -195,7 +203,12 @@ class EventRules:
             self._failed_on.clear()
         self._newest_at_fault = self._newest
         self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
-        self._fruitless = self._fruitless + (not is_same) if self._newest <= self._newest_before else 0
+        if self._newest > self._newest_before:
+            self._fruitless = self._unlucky = 0
+        elif not is_same:
+            self._fruitless += 1
+            has_trained = self._workers_s is not None and self._failed_s - self._workers_s >= RAN_S
+            self._unlucky += has_trained and first == "node_lost"
         self._newest_before = self._newest
         self._unbegun = self._unbegun if self._fruitless else 0
 
@@ -245,7 +258,7 @@ class EventRules:
     def _restore(self, event: dict[str, Any]) -> None:
         step = event.get("step") or 0
         if step > self._restored:
-            self._restored, self._fruitless, self._unbegun = step, 0, 0
+            self._restored, self._fruitless, self._unlucky, self._unbegun = step, 0, 0, 0
 
     def _agents_lost(self, event: dict[str, Any]) -> str | None:
         before, self._agents = self._agents, (event["generation"], False)

@@ -140,6 +140,30 @@ def test_a_node_is_no_suspect_once_a_step_is_gained() -> None:
     assert job.gains.suspects == set()
 
 
+@pytest.mark.parametrize(
+    ("kind", "trained_s", "most"),
+    [("node_lost", RAN_S, 12), ("node_lost", RAN_S - 1, 3), ("process_exit", RAN_S, 3), ("hang", 2 * RAN_S, 3)],
+)
+def test_four_attempts_that_lost_a_node_after_long_training_count_as_one(
+    kind: str, trained_s: float, most: int
+) -> None:
+    """A job that saves each half hour loses some attempts in a row to unrelated faults."""
+    job = Job(max_without_progress=3)
+    job.attempt("process_exit", committed=1)
+    for _ in range(most - 1):
+        assert job.attempt(kind, trained_s=trained_s).action == "restart"
+    decision = job.attempt(kind, trained_s=trained_s)
+    assert decision.outcome == "no_progress" and f"{most} attempts in a row" in decision.reason
+
+
+def test_progress_starts_the_count_of_lost_nodes_anew() -> None:
+    job = Job(max_without_progress=1)
+    for step in (1, 2):
+        for _ in range(3):
+            assert job.attempt("node_lost", trained_s=RAN_S).action == "restart"
+        assert job.attempt("node_lost", committed=step, trained_s=RAN_S).action == "restart"
+
+
 def test_progress_starts_the_count_anew() -> None:
     job = Job(max_without_progress=2)
     for step in range(1, 10):
@@ -270,7 +294,7 @@ def test_a_job_that_tells_nothing_of_its_progress_gains_by_the_time_it_trained()
     assert [job.attempt("node_lost", trained_s=RAN_S).action for _ in range(5)] == ["restart"] * 5
     assert [job.attempt("node_lost", trained_s=RAN_S - 1).action for _ in range(3)] == ["restart", "restart", "stop"]
     assert "ran for less than" in job.attempt("node_lost").reason
-    assert [Job(max_without_progress=1).attempt("node_lost", trained_s=RAN_S).action] == ["stop"], "it commits steps"
+    assert [Job(max_without_progress=1).attempt("process_exit", trained_s=RAN_S).action] == ["stop"], "it commits steps"
 
 
 def test_the_same_error_twice_is_the_scripts_however_long_it_trained() -> None:
