@@ -41,7 +41,11 @@ def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tu
         past: the events of the job so far, oldest first, including that of a take-over.
         now_s: seconds of the driver's clock.
     """
-    history = replay(past, History(has_checkpoint=job.has_checkpoint))
+    return begin_with(job, replay(past, History(has_checkpoint=job.has_checkpoint)), now_s)
+
+
+def begin_with(job: JobFacts, history: History, now_s: float) -> tuple[State, tuple[Command, ...]]:
+    """The same, where the events are folded already."""
     hang = Hang(timeout_s=job.limits.hang_timeout_s, has_checkpoint=job.has_checkpoint)
     members = Members.joining(job.nodes, job.allocations)
     known = boosters.known(history, job) if job.is_take_over else ()
