@@ -43,7 +43,7 @@ def azure_server() -> Iterator[S3Options]:
     argv = [AZURITE, "--inMemoryPersistence", "--blobPort", str(port), "--silent", "--disableTelemetry"]
     process = subprocess.Popen([*argv, "--skipApiVersionCheck"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: _answers(port), "Azurite")
+        until(lambda: _answers(port), "Azurite", deadline_s=150.0)  # node reads some thousand files, from a cold cache
         url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
         _make_container(url)
         with pytest.MonkeyPatch.context() as patch:
