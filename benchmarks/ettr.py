@@ -35,7 +35,8 @@ from simulation.world import World  # noqa: E402
 
 from launcher.core.commands import Command  # noqa: E402
 from launcher.core.decision import begin_with  # noqa: E402
-from launcher.core.replay import Event, History, replay  # noqa: E402
+from launcher.core.gains import Event  # noqa: E402
+from launcher.core.replay import History, replay  # noqa: E402
 from launcher.core.state import JobFacts, State  # noqa: E402
 
 DAY_S = 86_400.0

@@ -20,6 +20,7 @@
     recovery    the recovery ladder: after a fault, the lowest rung that serves
     hang        detects hangs, and finds the rank at fault
     faults      finds what ended an attempt, from the workers' reports
+    gains       the progress that attempts made, for the recovery ladder
     replay      the part of the state that is computed from events.jsonl
 
 `now_s` is the time of each input on the driver's monotonic clock. Deadlines in the state use the same clock. The state

@@ -23,10 +23,11 @@ from launcher.core.commands import (
     Purpose,
     SetTimer,
 )
+from launcher.core.gains import Event
 from launcher.core.hang import Hang
 from launcher.core.inputs import Input
 from launcher.core.members import Member, Members
-from launcher.core.replay import Event, History, replay
+from launcher.core.replay import History, replay
 from launcher.core.state import AttemptPhase, JobFacts, Stage, State, TimeLimit
 from launcher.core.turn import Turn
 

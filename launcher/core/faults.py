@@ -21,6 +21,8 @@ SCHEDULER_LOST = "scheduler_lost"  # the scheduler does not answer, so no checkp
 PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
 PREFLIGHT = "preflight"  # the node reports that it cannot train
 
+LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
+
 # exceptions with a cause elsewhere: another rank, the fabric, the device, the checkpoint agent
 _SECONDARY = re.compile(
     r"^\S*(DistBackendError|DistNetworkError|DistStoreError|AgentError|ConnectionError|ConnectionResetError"

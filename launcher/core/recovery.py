@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core.faults import FABRIC
-from launcher.core.replay import RAN_S, Gains
+from launcher.core.gains import RAN_S, Gains
 from launcher.core.state import RestartLimits
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
-UNLUCKY_FOR_ONE = 4  # such attempts count as one in `restart.max_without_progress`
 # before the second restart after faults of one kind, or the third after any; doubled before each further one
 FIRST_DELAY_S = 2.0
 MAX_DELAY_S = 60.0
@@ -79,11 +78,11 @@ def choose_rung(
 
 def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -> str | None:
     """The reason to end the job after attempts without progress; None if there may be another attempt."""
-    counted = gains.fruitless - gains.unlucky + gains.unlucky / UNLUCKY_FOR_ONE
-    if counted < limits.max_without_progress:
+    if gains.counted < limits.max_without_progress:
         return None
     nothing = _nothing_gained(gains, has_checkpoint=has_checkpoint)
-    return f"{gains.fruitless} attempts in a row {nothing} (restart.max_without_progress)"
+    lost = f"; {gains.unlucky} of them lost a node after {RAN_S:g} s and count less" if gains.unlucky else ""
+    return f"{gains.fruitless} attempts in a row {nothing} (restart.max_without_progress{lost})"
 
 
 def _delay_s(gains: Gains) -> float:

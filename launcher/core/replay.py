@@ -6,36 +6,25 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import (
-    AGENT_LOST,
-    NODE_LOST,
     PREEMPTED,
     PREFLIGHT,
     SCHEDULER_LOST,
-    START_TIMEOUT,
-    USER_ERROR,
-    signature,
 )
 from launcher.core.frozen import replace
+from launcher.core.gains import Event, Gains, after_fault
 
-SUSPECT_AFTER = 2  # number of attempts that failed on one node
 # reasons of `stop_requested`
 TIME_LIMIT = "time_limit"
 HALT = "halt"  # a user wants the job to end for good, so it is not requeued
 CANCEL = "cancel"
-LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
-RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
-_NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
-_OF_LOST_NODES = (NODE_LOST, START_TIMEOUT)  # the second follows from the first where too few nodes are left
 _NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,54 +89,6 @@ class Running:
     is_free: bool = False
     is_done: bool = False
     step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gains:
-    """The input of the recovery ladder: which attempts made progress, and what ended the others.
-
-    An attempt makes progress if it commits a step that is newer than all before, or if the next one goes on from a step
-    that is newer than where all before began: newer steps may be lost with the memory of nodes. For a script with its
-    own checkpoints, progress is a newer file that `progress` in the job file matches; without that key, it is training
-    for RAN_S.
-
-    Attributes:
-        step, step_at_fault: the newest committed step, now and at the last failure of an attempt.
-        restored: the newest step from which an attempt has gone on.
-        file_s, file_at_fault_s: the same for the time of the newest own checkpoint (epoch); None without `progress`.
-        fruitless: number of attempts in a row without progress, whatever ended them.
-        unlucky: those of them that trained for RAN_S and then lost a node: perhaps no save was due before.
-        agentless: number of attempts in a row whose agents did not start, since the job's last start.
-        restarts: number of attempts after the first, without those after a resize.
-        kind, fault_s: kind and time (epoch) of the last decisive fault.
-        repeats: number of faults of each kind since the last progress.
-        failed_on: number of faults of each node since the last progress.
-        new_suspect: the node that became a suspect with the last fault; None if none did.
-        error: the signature of the last user error.
-        error_repeats: whether it came twice without progress between.
-    """
-
-    step: int = 0
-    step_at_fault: int = 0
-    restored: int = 0
-    file_s: float | None = None
-    file_at_fault_s: float = 0.0
-    fruitless: int = 0
-    unlucky: int = 0
-    agentless: int = 0
-    restarts: int = 0
-    kind: str = ""
-    fault_s: float = 0.0
-    repeats: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    failed_on: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    new_suspect: str | None = None
-    error: str | None = None
-    error_repeats: bool = False
-
-    @property
-    def suspects(self) -> frozenset[str]:
-        """Nodes on which attempts failed repeatedly without progress. Spares replace them."""
-        return frozenset(node for node, count in self.failed_on.items() if count >= SUSPECT_AFTER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +282,8 @@ def _workers_started(history: History, event: Event) -> History:
 def _restore(history: History, event: Event) -> History:
     step = event.get("step") or 0
     if step > history.gains.restored:
-        history = replace(history, gains=replace(history.gains, restored=step, fruitless=0, unlucky=0))
+        gains = replace(history.gains, restored=step, fruitless=0, unlucky=0)
+        history = replace(history, gains=gains)
     return _of_attempt(history, event, restored=True)
 
 
@@ -390,7 +332,7 @@ def _fault(history: History, event: Event) -> History:
         return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == PREEMPTED))
     if event["kind"] in _NOT_THE_JOBS or not (attempt is None or attempt.has_ended):
         return history
-    return replace(history, gains=_after_fault(history, event, workers_s=None))  # no attempt could begin
+    return _with_fault(history, event, workers_s=None)  # no attempt could begin
 
 
 def _stop_requested(history: History, event: Event) -> History:
@@ -413,7 +355,7 @@ def _attempt_end(history: History, event: Event) -> History:
     if tells_gains and is_stopped and history.attempt is not None:
         # A start that the time limit ends counts as an attempt: every start may be too short for progress.
         end = {"kind": TIME_LIMIT, "time": event["time"]}
-        history = replace(history, gains=_after_fault(history, end, history.attempt.workers_s))
+        history = _with_fault(history, end, history.attempt.workers_s)
     return history
 
 
@@ -422,46 +364,14 @@ def _judge(history: History) -> History:
     attempt = history.attempt
     if attempt is None or attempt.fault is None:
         return history
-    gains = history.gains
     if attempt.fault["kind"] not in (PREEMPTED, *_NOT_THE_JOBS):
-        gains = _after_fault(history, attempt.fault, attempt.workers_s)
-    return replace(history, gains=gains, attempt=replace(attempt, fault=None, has_ended=True))
+        history = _with_fault(history, attempt.fault, attempt.workers_s)
+    return replace(history, attempt=replace(attempt, fault=None, has_ended=True))
 
 
-def _after_fault(history: History, fault: Event, workers_s: float | None) -> Gains:
-    gains, kind, node = history.gains, fault["kind"], fault.get("node")
-    has_newer_file = gains.file_s is not None and gains.file_s > gains.file_at_fault_s
-    gained = gains.step > gains.step_at_fault or has_newer_file
-    has_run = workers_s is not None and fault["time"] - workers_s >= RAN_S
-    is_blind = not history.has_checkpoint and gains.file_s is None
-    is_fruitful = gained or (has_run and is_blind)
-    repeats, failed_on = gains.repeats, gains.failed_on
-    if is_fruitful:
-        repeats, failed_on = HashTrieMap(), HashTrieMap()
-    repeats = repeats.insert(kind, repeats.get(kind, 0) + 1)
-    new_suspect = None
-    if node is not None and kind not in _NOT_THE_NODES:
-        failed_on = failed_on.insert(node, failed_on.get(node, 0) + 1)
-        new_suspect = node if failed_on[node] == SUSPECT_AFTER else None
-    trace = fault.get("traceback") if kind == USER_ERROR else None
-    error = signature(trace) if trace else None
-    is_same = {kind, gains.kind} <= {*_OF_LOST_NODES} and fault["time"] - gains.fault_s <= LOSSES_S
-    is_unlucky = has_run and kind == NODE_LOST and not is_same
-    return replace(
-        gains,
-        file_at_fault_s=gains.file_s or 0.0,
-        step_at_fault=gains.step,
-        fruitless=0 if is_fruitful else gains.fruitless + (not is_same),
-        unlucky=0 if is_fruitful else gains.unlucky + is_unlucky,
-        agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,
-        kind=kind,
-        fault_s=fault["time"],
-        repeats=repeats,
-        failed_on=failed_on,
-        new_suspect=new_suspect,
-        error=error,
-        error_repeats=error is not None and error == gains.error and not gained,
-    )
+def _with_fault(history: History, fault: Event, workers_s: float | None) -> History:
+    gains = after_fault(history.gains, fault, workers_s, has_checkpoint=history.has_checkpoint)
+    return replace(history, gains=gains)
 
 
 _FOLDS = {

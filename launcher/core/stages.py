@@ -13,10 +13,9 @@ from launcher.core.commands import (
     ProbeFolder,
     Purpose,
 )
-from launcher.core.faults import ENVIRONMENT, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.core.faults import ENVIRONMENT, LOSSES_S, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
 from launcher.core.recovery import choose_rung
-from launcher.core.replay import LOSSES_S
 from launcher.core.state import Resize, Sigterm, Stage
 from launcher.core.turn import Turn
 

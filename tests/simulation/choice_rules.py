@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.core import commands as do
+from launcher.core.faults import LOSSES_S
 from launcher.core.inputs import AgentsRejoined
 from launcher.core.members import Phase, is_usable
-from launcher.core.replay import LOSSES_S
 from launcher.core.requests import may_be_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.violation import Violation

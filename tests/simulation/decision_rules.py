@@ -21,7 +21,7 @@ from launcher.core.commands import (
     Settle,
     StartRunners,
 )
-from launcher.core.faults import START_TIMEOUT
+from launcher.core.faults import LOSSES_S, START_TIMEOUT
 from launcher.core.inputs import (
     AllocationAsked,
     Committed,
@@ -39,7 +39,6 @@ from launcher.core.inputs import (
     WorkersKilled,
 )
 from launcher.core.members import Phase, is_usable
-from launcher.core.replay import LOSSES_S
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.choice_rules import check_choice

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.core.boosters import TELL_AGAIN_S
-from launcher.core.replay import LOSSES_S, RAN_S, SUSPECT_AFTER
+from launcher.core.faults import LOSSES_S
+from launcher.core.gains import RAN_S, SUSPECT_AFTER
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
@@ -109,7 +110,11 @@ class EventRules:
     @property
     def fruitless(self) -> float:
         """How many attempts in a row gained nothing, or could not begin. Four that were unlucky count as one."""
-        return self._fruitless - self._unlucky * 0.75 + self._unbegun
+        return self._begun_fruitless + self._unbegun
+
+    @property
+    def _begun_fruitless(self) -> float:
+        return self._fruitless - self._unlucky * 0.75
 
     @property
     def decisive(self) -> list[str]:
@@ -171,9 +176,8 @@ class EventRules:
             return f"holders {event['holders']} train in {nodes}"
         if not is_moved and rung == "workers" and not set(nodes) >= set(before):
             return f"rung workers from {before} to {nodes}"
-        gained_nothing = self._fruitless - self._unlucky * 0.75
-        if self._most_fruitless is not None and gained_nothing > self._most_fruitless:
-            return f"attempt {number} after {gained_nothing} that gained nothing"
+        if self._most_fruitless is not None and self._begun_fruitless > self._most_fruitless:
+            return f"attempt {number} after {self._begun_fruitless} that gained nothing"
         return None
 
     def _workers_started(self, event: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from launcher.core.faults import LOSSES_S
 from launcher.core.inputs import (
     AllocationState,
     CancelAsked,
@@ -14,7 +15,6 @@ from launcher.core.inputs import (
     TimeWarned,
     WorkersEnded,
 )
-from launcher.core.replay import LOSSES_S
 from simulation.clock import EPOCH_S
 from simulation.folder import FULL, HANGS, OK, REMOVED
 from simulation.runner import BASE

@@ -18,6 +18,7 @@ from launcher.core.commands import (
     SetTimer,
     StartWorkers,
 )
+from launcher.core.faults import LOSSES_S
 from launcher.core.hang import FLOOR_S
 from launcher.core.inputs import (
     AllocationsSeen,
@@ -33,7 +34,7 @@ from launcher.core.inputs import (
     TimerFired,
 )
 from launcher.core.members import Phase, is_usable
-from launcher.core.replay import LOSSES_S, History, apply
+from launcher.core.replay import History, apply
 from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State

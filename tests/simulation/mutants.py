@@ -24,7 +24,7 @@ from pathlib import Path
 CORE = Path(__file__).resolve().parents[2] / "launcher" / "core"
 MODULES = (
     "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "ending", "hang", "launch",
-    "members", "nodes", "recovery", "replay", "requests", "resize", "stages", "teardown", "turn",
+    "gains", "members", "nodes", "recovery", "replay", "requests", "resize", "stages", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
 PROBES_EVERY = 2  # decisions; more often than in the tests, because a mutant has fewer schedules

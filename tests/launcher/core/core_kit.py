@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from launcher.core import begin, decide, inputs
 from launcher.core import commands as do
 from launcher.core.commands import Command, Order
+from launcher.core.gains import Event
 from launcher.core.inputs import Input
 from launcher.core.members import Phase
-from launcher.core.replay import Event, History, apply, replay
+from launcher.core.replay import History, apply, replay
 from launcher.core.state import Attempt, JobFacts, State
 from launcher.history.fields import as_event
 

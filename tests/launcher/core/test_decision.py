@@ -11,9 +11,9 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.attempt import FOLDER_TIMEOUT_S, PREDECESSOR_S, RETURN_S
 from launcher.core.commands import Order, Purpose
+from launcher.core.faults import LOSSES_S
 from launcher.core.members import Phase
 from launcher.core.nodes import MAX_RETURNS
-from launcher.core.replay import LOSSES_S
 from launcher.core.stages import (
     ALL_NODES_GRACE_S,
     FOLDER_AGAIN_S,

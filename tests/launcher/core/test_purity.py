@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from launcher.core import attempt, commands, decision, faults, hang, inputs, members, recovery, replay, state
+from launcher.core import attempt, commands, decision, faults, gains, hang, inputs, members, recovery, replay, state
 from launcher.supervisor.supervisor import Supervisor
 
 CORE = Path(decision.__file__).parent
@@ -98,7 +98,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     "kind",
     [
         each
-        for module in (state, inputs, commands, members, replay, faults, hang, recovery)
+        for module in (state, inputs, commands, members, replay, gains, faults, hang, recovery)
         for each in dataclasses_of(module)
     ],
     ids=lambda kind: kind.__name__,
@@ -145,7 +145,7 @@ FIELDS_OF |= {
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_every_change_names_a_field(path: Path) -> None:
     """The core's `replace` does not check it."""
-    every = {each.name for module in (state, members, replay, hang) for kind in dataclasses_of(module)
+    every = {each.name for module in (state, members, replay, gains, hang) for kind in dataclasses_of(module)
              for each in dataclasses.fields(kind)}  # fmt: skip
     for call in ast.walk(ast.parse(path.read_text())):
         if not isinstance(call, ast.Call):

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from launcher.core.faults import LOSSES_S
+from launcher.core.gains import RAN_S, Event, Gains
 from launcher.core.recovery import Decision, choose_rung
-from launcher.core.replay import LOSSES_S, RAN_S, Event, Gains, History, replay
+from launcher.core.replay import History, replay
 from launcher.core.state import RestartLimits
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/j/t.py", line 3, in <module>\nValueError: 1\n'
@@ -154,6 +156,7 @@ def test_four_attempts_that_lost_a_node_after_long_training_count_as_one(
         assert job.attempt(kind, trained_s=trained_s).action == "restart"
     decision = job.attempt(kind, trained_s=trained_s)
     assert decision.outcome == "no_progress" and f"{most} attempts in a row" in decision.reason
+    assert ("lost a node after" in decision.reason) is (most == 12)
 
 
 def test_progress_starts_the_count_of_lost_nodes_anew() -> None:

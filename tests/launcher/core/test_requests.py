@@ -11,7 +11,7 @@ from core_kit import EPOCH_S, Play, make_job
 from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.commands import Order
-from launcher.core.replay import LOSSES_S
+from launcher.core.faults import LOSSES_S
 from launcher.core.requests import ASK_EVERY_S, HALT, MARGIN_S, SHORT_S, outcome_of, stop_deadline_s
 from launcher.core.state import RestartLimits, Stage
 
