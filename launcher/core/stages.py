@@ -156,6 +156,7 @@ def gathering(turn: Turn) -> None:
         if (full_s, deadline_s) != (state.full_s, state.deadline_s):
             turn.set(full_s=full_s, deadline_s=deadline_s)
         if deadline_s is not None:
+            _set_again(turn, None)
             return
         if not is_full:
             for node in launch.joining(turn):

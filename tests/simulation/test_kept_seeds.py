@@ -263,6 +263,10 @@ KEPT = {
             Fault("node_cut", after="Settle", nth=2, lasts_s=3.0),
         ),
     ),
+    "the timer for lost nodes ends where they come back while another node is awaited": Schedule(
+        Setup(seed=97017876, nodes=3, least=3),
+        (Fault("links_break", at_s=6.51, lasts_s=0.0), Fault("supervisor_node_crashes", at_s=2.73, lasts_s=0.0)),
+    ),
     "a job that saves rarely is not given up for losses of nodes": Schedule(
         Setup(seed=1, spares=3, chunks=3, chunk_s=800.0, jitter=0.0, hang_timeout_s=0.0),
         tuple(Fault("node_crashes", at_s, node=node, flag=1) for at_s, node in ((400.0, 1), (1000.0, 2), (1500.0, 3))),
