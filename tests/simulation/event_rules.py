@@ -231,7 +231,12 @@ class EventRules:
                 self._failed, self._failed_s = event.get("node"), event["time"]
             self._faults.append(event["kind"])
         elif event["kind"] not in _NOT_COUNTED and not self._is_unjudged:
-            self._unbegun += not self._decides(event["kind"], event["time"])
+            is_same = self._decides(event["kind"], event["time"])
+            if self._newest > self._newest_before:  # by an attempt that did not fail
+                self._newest_before = self._newest
+                self._fruitless = self._unlucky = self._unbegun = 0
+            else:
+                self._unbegun += not is_same
         return None
 
     def _decides(self, kind: str, time_s: float) -> bool:
