@@ -9,11 +9,11 @@ from simulation.campaign import Tally, explain, run_on_all_cores
 FIRST_SEED = 1_000_000
 COUNT = 20_000
 SHOWN = 3
-YIELDS = 10  # to the tests beside it, which have deadlines
+YIELDS = 4  # to the tests beside it, which have deadlines; 10 took a tenth of a core where these keep both busy
 
 
 @pytest.mark.long(seconds=100)
-@pytest.mark.timeout(900)  # less than a minute on two idle cores
+@pytest.mark.timeout(2000)  # a minute or two on two idle cores, and more where others keep them busy
 def test_nothing_is_broken_in_20000_schedules() -> None:
     tally = Tally()
     for done in run_on_all_cores(COUNT, FIRST_SEED, nice=YIELDS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hooks_kit import USER
+from hooks_kit import JOB, USER
 
 from slurm.hooks.hook import HookJob
 from slurm.hooks.places import Places
@@ -25,4 +25,4 @@ def places(tmp_path: Path) -> Places:
 
 @pytest.fixture
 def job() -> HookJob:
-    return HookJob(job_id=77, uid=USER, gid=account("nobody").pw_gid, cluster="c")
+    return HookJob(job_id=JOB, uid=USER, gid=account("nobody").pw_gid, cluster="c")

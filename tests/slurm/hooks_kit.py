@@ -27,6 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 USER, OTHER = account("nobody").pw_uid, account("daemon").pw_uid
 
+# Hooks end a user's processes by the number of their job: tests that run beside these have other numbers.
+JOB = 77_000 + 10 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+NEXT = HookJob(job_id=JOB + 1, uid=OTHER, gid=OTHER, cluster="c")
+
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 

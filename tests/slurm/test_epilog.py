@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hooks_kit import (
+    NEXT,
     OTHER,
     SLEEP,
     USER,
@@ -43,7 +44,7 @@ class TestEpilog:
         number = str(job.job_id)
         stray = as_user(USER, SLEEP, SLURM_JOB_ID=number)
         other_user = as_user(OTHER, SLEEP, SLURM_JOB_ID=number)
-        other_job = as_user(USER, SLEEP, SLURM_JOB_ID="78")
+        other_job = as_user(USER, SLEEP, SLURM_JOB_ID=str(NEXT.job_id))
         try:
             assert run("epilog", places, environment(job)) == FIT
             assert stray.wait(10) == -9
@@ -88,15 +89,14 @@ class TestEpilog:
         (memory_of(places, job) / "shard").write_text("state")
         settings(places, "keep_memory_s: 600\n")
         run("epilog", places, environment(job))
-        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
-        run("prolog", places, environment(next_job))
+        run("prolog", places, environment(NEXT))
         assert (memory_of(places, job) / "shard").exists()
 
         settings(places, "keep_memory_s: 0\n")
         run("epilog", places, environment(job))
-        run("prolog", places, environment(next_job))
+        run("prolog", places, environment(NEXT))
         assert not memory_of(places, job).parent.exists()
-        assert memory_of(places, next_job).is_dir()
+        assert memory_of(places, NEXT).is_dir()
 
     def test_freeing_follows_no_link_out_of_the_users_reach(self, places: Places, job: HookJob, tmp_path: Path) -> None:
         precious = tmp_path / "precious"
@@ -114,7 +114,7 @@ class TestEpilog:
         user_dir.rename(user_dir.with_name("elsewhere"))
         user_dir.symlink_to(precious)
         run("epilog", places, environment(job))
-        run("prolog", places, environment(HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")))
+        run("prolog", places, environment(NEXT))
         assert (precious / job.run / "file").exists()
 
     @pytest.mark.parametrize(("drain", "code"), [("on", UNFIT), ("off", FIT)])
@@ -133,7 +133,8 @@ class TestEpilog:
             return nodes(argv)
 
         assert run("epilog", places, environment(job), slurm=scontrol) == code
-        ours = "NodeName=n1 State=DRAIN Reason=holdfast: processes of job 77 hang in the kernel, reboot: [99]"
+        reason = f"holdfast: processes of job {job.job_id} hang in the kernel, reboot: [99]"
+        ours = f"NodeName=n1 State=DRAIN Reason={reason}"
         assert (ours in asked.read_text()) is (code == UNFIT)
         assert ("this node is not drained" in Path(places.log).read_text()) is (code == FIT)
 
@@ -164,7 +165,7 @@ class TestEpilog:
         file = tmp_path / "incidents.jsonl"
         record_incidents(str(file), "n1", job, since_s=2.0, kmsg=str(kmsg))
         (row,) = map(json.loads, file.read_text().splitlines())
-        assert (row["node"], row["job"], row["uid"]) == ("n1", 77, USER)
+        assert (row["node"], row["job"], row["uid"]) == ("n1", job.job_id, USER)
         assert "Xid (PCI:0000:4f:00): 79" in row["what"]
 
 
@@ -221,7 +222,7 @@ class TestDepartureWithoutAnEpilog:
     ) -> None:
         run("prolog", places, environment(job))
         assert self.look(places, job, lambda: f"JobName=x JobState=COMPLETED {record(job, 'RUNNING', 'n1')}") is None
-        assert "whether job 77 is here is not known" in Path(places.log).read_text()
+        assert f"whether job {job.job_id} is here is not known" in Path(places.log).read_text()
 
     def test_a_job_that_comes_back_while_it_is_looked_for_keeps_its_memory(self, places: Places, job: HookJob) -> None:
         run("prolog", places, environment(job))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hooks_kit import (
-    OTHER,
+    NEXT,
     SLEEP,
     USER,
     as_root,
@@ -37,7 +37,6 @@ exec sleep 60
 
 
 RUNNING = Path(__file__).parent / "recorded" / "job_running.txt"
-NEXT = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
 
 
 @as_root
@@ -104,14 +103,13 @@ class TestFlush:
         run("epilog", places, environment(job))
         self.until_said(said)
         assert self.flushing(job)
-        next_job = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
-        run("prolog", places, environment(next_job))
+        run("prolog", places, environment(NEXT))
         assert self.flushing(job) and (memory_of(places, job) / "shard").exists()  # kept for it all that time
         ledger = Ledger(places.ledger)
         (entry,) = [entry for entry in ledger if entry.job.job_id == job.job_id]
         if not comes_back:
             ledger.end(entry, 0)
-        run("prolog", places, environment(job if comes_back else next_job))
+        run("prolog", places, environment(job if comes_back else NEXT))
         assert self.flushing(job) == []
         assert (memory_of(places, job) / "shard").exists() == comes_back
 

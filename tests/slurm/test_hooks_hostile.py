@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hooks_kit import JOB
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slurm  # they become other users: they need root
 USER = account("nobody")
 _NAMES = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_GID", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME", "SLURM_JOB_USER")
 BODIES: dict[str, Any] = {"prolog": prolog, "epilog": epilog}
-GOOD = dict(zip(_NAMES, ("77", str(USER.pw_uid), str(USER.pw_gid), "c", "n1", USER.pw_name), strict=True))
+GOOD = dict(zip(_NAMES, (str(JOB), str(USER.pw_uid), str(USER.pw_gid), "c", "n1", USER.pw_name), strict=True))
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 hostile = st.sampled_from(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hooks_kit import OTHER, USER, as_root, as_user, environment, memory_of, run
+from hooks_kit import NEXT, OTHER, USER, as_root, as_user, environment, memory_of, run
 from waiting import until
 
 from slurm.hooks import directories, prolog
@@ -25,7 +25,6 @@ from slurm.hooks.usage import usage
 
 pytestmark = as_root
 
-NEXT = HookJob(job_id=78, uid=OTHER, gid=OTHER, cluster="c")
 LEVELS = 1100  # more than Python's limit of recursion, and than descriptors that a process may have
 
 
@@ -142,7 +141,7 @@ def test_one_users_leftovers_do_not_always_come_before_anothers(
         before = len(first)
         free(places)
         first[before + 1 :] = []
-    assert sorted(first) == [77, 78, 79]
+    assert sorted(first) == [job.job_id, NEXT.job_id, NEXT.job_id + 1]
 
 
 SIGNALLER = """
@@ -181,7 +180,7 @@ def test_processes_with_large_environments_are_read_once_and_within_the_time(
     places: Places, job: HookJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {f"V{number}": "x" * 100_000 for number in range(10)}
-    others = [as_user(USER, "echo ready; exec sleep 60", **large, SLURM_JOB_ID="79") for _ in range(20)]
+    others = [as_user(USER, "echo ready; exec sleep 60", **large, SLURM_JOB_ID=str(NEXT.job_id + 1)) for _ in range(20)]
     stray = as_user(USER, "echo ready; exec sleep 60", **large, SLURM_JOB_ID=str(job.job_id))
     read: list[int] = []
     real = sys.modules[kill_strays.__module__]._belongs

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from hooks_kit import (
+    NEXT,
     as_root,
     environment,
     memory_of,
@@ -67,8 +68,8 @@ class TestLedgerThatAnotherProcessHolds:
         self, places: Places, job: HookJob, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledgers.time, "sleep", lambda _: holder.communicate())  # it ends when somebody waits
-        Ledger(places.ledger).begin(HookJob(job_id=78, uid=job.uid, gid=job.gid, cluster=job.cluster))
-        assert [entry.job.job_id for entry in Ledger(places.ledger)] == [77, 78]
+        Ledger(places.ledger).begin(HookJob(job_id=NEXT.job_id, uid=job.uid, gid=job.gid, cluster=job.cluster))
+        assert [entry.job.job_id for entry in Ledger(places.ledger)] == [job.job_id, NEXT.job_id]
 
 
 FREER = """
