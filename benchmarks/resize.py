@@ -171,7 +171,7 @@ def read_of(watch: Watch, attempt: int) -> dict[str, int]:
         event["bytes"] for event in reversed(watch.events("commit"))
         if (event["step"], event["tier"]) == (restore["step"], "memory")
     )  # fmt: skip
-    sources = Counter(restore["sources"].values())
+    sources = Counter({source: len(ranks) for source, ranks in restore["sources"].items()})
     return {tier: saved * sources[tier] // max(1, sources.total()) for tier in ("shared", "s3")}
 
 

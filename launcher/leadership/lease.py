@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -63,7 +64,8 @@ class Leadership:
             term = self._draft(number=number, port=port)
             if claim(self._job_dir, term):
                 self.term, self._taken = number, term
-                renew(self._job_dir, number, 0)
+                with contextlib.suppress(OSError):  # `hold` renews it next
+                    renew(self._job_dir, number, 0)
                 return
 
     def check(self) -> None:

@@ -7,7 +7,6 @@ grows while the holder of the newest term lives and its runners answer. Each rea
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -107,17 +106,26 @@ class LeaseWatch:
         self._quiet_s = 0.0
 
     def quiet_s(self) -> float:
-        """Time without a change since the last one that was seen, or since the watch began, in seconds."""
+        """Time without a change since the last one that was seen, or since the watch began, in seconds.
+
+        Time in which the lease could not be read does not count: it says nothing of the leader.
+        """
         seen, now_s = self._read(), self._clock()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if seen is None:
+            return self._quiet_s
         self._quiet_s = self._quiet_s + min(passed_s, _LONGEST_LOOK_S) if seen == self._seen else 0.0
         self._seen = seen
         return self._quiet_s
 
-    def _read(self) -> bytes:
-        with contextlib.suppress(FileNotFoundError):
+    def _read(self) -> bytes | None:
+        """The lease; empty if there is none, None if its file system does not answer this host."""
+        try:
             return self._path.read_bytes()
-        return b""
+        except FileNotFoundError:
+            return b""
+        except OSError:
+            return None
 
 
 def _path(job_dir: Path, number: int) -> Path:

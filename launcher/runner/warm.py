@@ -45,7 +45,7 @@ from launcher.runner.step_signals import WARNINGS
 
 _EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends a wait that is in vain
 _MONITOR_INTERVAL_S = 0.05
-_TRACEBACK_BYTES = 16_384  # of its end; the worker's log has all of it
+_MOST_CHARS = 16_384  # of an error or a traceback: load_state_dict names each key of a model; the log has all of it
 # Modules that training scripts load after `import torch`, up to a second each: optimizers load dynamo at their first
 # step.
 _PRELOAD = (
@@ -310,9 +310,15 @@ class _ErrorFiles(LogsSpecs):
         try:
             message = json.loads(path.read_text())["message"]
             trace = script_traceback(message["extraInfo"]["py_callstack"], self._script)
-            return message["message"], trace[-_TRACEBACK_BYTES:], path.stat().st_mtime
+            return _shortened(message["message"]), _shortened(trace), path.stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
             return None, None, time.time()
+
+
+def _shortened(text: str) -> str:
+    """A text without its middle, if it is long."""
+    half = _MOST_CHARS // 2
+    return text if len(text) <= _MOST_CHARS else f"{text[:half]}\n... {len(text) - 2 * half} more ...\n{text[-half:]}"
 
 
 def _exit_code(pid: int) -> int | None:

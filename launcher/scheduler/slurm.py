@@ -54,6 +54,7 @@ _CONNECTING_AT_ONCE = 64
 _REQUEUED_S = 600.0  # a slurmctld that was killed is back by then
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
+_MOST_NAMES_BYTES = 128_000  # Linux takes 131,072 (MAX_ARG_STRLEN): for the option's name and that of the variable too
 _ASK_AGAIN_S = 0.3
 
 
@@ -72,6 +73,11 @@ class SlurmCluster:
             raise UsageError(
                 f"Slurm job {job.job_id}: got {len(job.nodes)} nodes, expected {spec.least_nodes} "
                 f"(nodes: {spec.nodes} + spares: {spec.spares}); submit it with --nodes={spec.most_nodes}"
+            )
+        if (names_bytes := len(",".join(job.nodes))) > _MOST_NAMES_BYTES:
+            raise UsageError(
+                f"Slurm job {job.job_id}: the names of its {len(job.nodes)} nodes take {names_bytes} bytes, expected "
+                f"{_MOST_NAMES_BYTES} at most, as much as Linux passes to a program in one word; use fewer nodes"
             )
         self._job_id = job.job_id
         self._reference = job.reference
@@ -186,7 +192,7 @@ class SlurmCluster:
         try:
             await asyncio.to_thread(self._insist, self._boosters.end_all)
         except SlurmError as error:
-            log.error("boosters of job %s are not ended, and end when they find it gone: %s", self._job_id, error)
+            log.error("boosters of job %s are not ended, and end when they find it gone: %s", self._reference, error)
 
     def adopt_agents(self) -> AgentsHandle:
         return Adopted()
@@ -200,21 +206,25 @@ class SlurmCluster:
         """The batch script ends the job when it sees the outcome. If its host is lost, scancel has to end the job."""
         try:
             deadline_s = time.monotonic() + _SCRIPT_ENDS_S
-            while (job := self._insist(lambda: self._slurm.job(self._job_id))) is not None and job.state == "RUNNING":
+            while (
+                job := self._insist(lambda: self._slurm.job(self._reference))
+            ) is not None and job.state == "RUNNING":
                 if job.batch_host == self.node:
                     return
                 if time.monotonic() > deadline_s:
-                    log.info("job %s has lost its batch script: cancelled, its outcome is in the folder", self._job_id)
-                    self._insist(lambda: self._slurm.cancel(self._job_id))
+                    log.info(
+                        "job %s has lost its batch script: cancelled, its outcome is in the folder", self._reference
+                    )
+                    self._insist(lambda: self._slurm.cancel(self._reference))
                     return
                 time.sleep(_ASK_AGAIN_S)
         except SlurmError as error:
-            log.error("job %s has ended, but Slurm still has it: %s; scancel it", self._job_id, error)
+            log.error("job %s has ended, but Slurm still has it: %s; scancel it", self._reference, error)
 
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
-        job = self._slurm.job(self._job_id)
+        job = self._slurm.job(self._reference)
         if job is None:
-            raise SlurmError(f"job {self._job_id}: Slurm knows no such job")
+            raise SlurmError(f"job {self._reference}: Slurm knows no such job")
         there = {*job.nodes}
         for allocation in {*allocations.values()} - {self.allocation}:
             booster = self._slurm.job(allocation)
@@ -252,7 +262,7 @@ class SlurmCluster:
             try:
                 self._insist(lambda: self._slurm.exclude(self._reference, excluded))
             except SlurmError as error:  # if the job gets these nodes again, the supervisor does not use them
-                log.warning("job %s is requeued, but may be given %s again: %s", self._job_id, excluded, error)
+                log.warning("job %s is requeued, but may be given %s again: %s", self._reference, excluded, error)
 
     def await_requeue(self) -> None:
         """A slurmctld that is killed forgets a requeue that it has accepted and not saved yet.
@@ -312,7 +322,7 @@ class SlurmCluster:
             job = self._insist(lambda: self._slurm.job(self._reference))
             partition = self._slurm.partition(job.partition) if job is not None else None
         except SlurmError as error:
-            log.warning("nodes that are out of use are not excluded from job %s: %s", self._job_id, error)
+            log.warning("nodes that are out of use are not excluded from job %s: %s", self._reference, error)
             return []
         if job is None or partition is None:
             return []
@@ -339,7 +349,9 @@ class SlurmCluster:
         with contextlib.suppress(SlurmError):
             usable = {node.name for node in self._slurm.nodes() if node.responds and "DRAIN" not in node.flags}
         chosen = sorted(nodes, key=lambda node: node not in usable)[:count]
-        log.warning("job %s asks for %d nodes: %s, out of use, stay for spares", self._job_id, self._asked_for, chosen)
+        log.warning(
+            "job %s asks for %d nodes: %s, out of use, stay for spares", self._reference, self._asked_for, chosen
+        )
         return chosen
 
     def _insist(self, ask: Callable[[], T]) -> T:

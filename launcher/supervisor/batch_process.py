@@ -1,7 +1,8 @@
 """The batch process: keeps a supervisor running on the batch host, and the job alive while another host supervises it.
 
 Slurm ends a job when its batch script ends. So the supervisor is a child of the batch process. If the supervisor is
-killed, the next one starts at once. If another node has taken over, the batch process waits for the outcome.
+killed, the next one starts at once. If another node has taken over, the batch process waits for the outcome. An
+unreadable folder ends neither: it may be unreadable here alone.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from launcher.leadership.terms import LeaseWatch, newest_number
-from launcher.outcome import Outcome
+from launcher.outcome import EXIT_CODES, Outcome
 from launcher.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 5  # number of supervisors in a row that may be killed here before the job ends
-_ORPHANED_S = 60.0  # if the lease was not renewed for this time, a supervisor is started here again
+MAX_DEATHS = 5  # number of supervisors in a row that may be killed or fail here
+_LIVED_S = 600.0  # one that has lived for this time is not one more in the row
+_ORPHANED_S = 60.0  # if the lease was not renewed for this time, no other node supervises the job
 _POLL_S = 0.2
+_FAILED = "has failed with the error above"
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, *WARNINGS)
 
 Work = Callable[[int | None], Outcome]
@@ -50,20 +55,29 @@ class BatchProcess:
         deaths = 0
         with self._signals():
             while True:
-                outcome = self._supervise(after)
-                if outcome is None:
-                    deaths += 1
-                    print(f"holdfast: the supervisor was killed ({deaths} of {MAX_DEATHS} times at most)", flush=True)
-                elif outcome.name != "superseded":
-                    return outcome
-                if outcome is not None or deaths >= MAX_DEATHS:
+                begun_s = time.monotonic()
+                ended = self._supervise(after)
+                if isinstance(ended, Outcome):
+                    if ended.name != "superseded":
+                        return ended
+                    deaths = 0
+                else:
+                    deaths = deaths + 1 if time.monotonic() - begun_s < _LIVED_S else 1
+                    print(f"holdfast: the supervisor {ended} ({deaths} of {MAX_DEATHS} in a row)", flush=True)
+                after = self._newest_term()
+                if deaths in (0, MAX_DEATHS):
                     decided = self._await_result()
                     if decided is not None:
                         return decided
-                after = newest_number(self._job_dir) or None
+                    before, after = after, self._newest_term()
+                    if deaths == MAX_DEATHS and before == after:  # no other node has taken over
+                        return _given_up(f"{MAX_DEATHS} supervisors in a row are lost here, the last one {ended}")
+                    deaths = 0
+                elif ended == _FAILED:
+                    time.sleep(2.0**deaths)
 
-    def _supervise(self, after: int | None) -> Outcome | None:
-        """Run a supervisor in a child process. Returns None if it was killed."""
+    def _supervise(self, after: int | None) -> Outcome | str:
+        """Run a supervisor in a child process. Returns how it ended if it has left no outcome."""
         reads, writes = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         me = os.getpid()
@@ -80,15 +94,32 @@ class BatchProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.write(writes, _outcome_line(self._work, after))
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(code)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writes)
         with os.fdopen(reads, "rb") as pipe:
             line = pipe.read()
-        os.waitpid(self._child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         self._child = None
-        return None if not line else Outcome(**json.loads(line))
+        if line:
+            return Outcome(**json.loads(line))
+        return _FAILED if code > 0 else f"was killed by signal {-code}"
+
+    def _newest_term(self) -> int | None:
+        """The term to take over; None for a first start. Waits for the folder: the job may go on elsewhere."""
+        why = ""
+        while True:
+            try:
+                return newest_number(self._job_dir) or None
+            except OSError as error:
+                if str(error) != why:
+                    why = str(error)
+                    print(f"holdfast: no supervisor is started while its folder cannot be read: {why}", flush=True)
+            time.sleep(_POLL_S)
 
     def _await_result(self) -> Outcome | None:
         """Wait for the outcome of another node's supervisor. Returns None if that supervisor is lost too."""
@@ -114,6 +145,11 @@ class BatchProcess:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _given_up(why: str) -> Outcome:
+    reason = f"{why}; see the output of the batch script"
+    return Outcome(name="internal", step=None, exit_code=EXIT_CODES["internal"], reason=reason, seconds=0.0)
 
 
 def _outcome_line(work: Work, after: int | None) -> bytes:

@@ -20,6 +20,7 @@ from launcher.scheduler.cluster import AgentsHandle, Cluster
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_LAUNCH_AGAIN_S = 10.0
 _READ_TIMEOUT_S = 1.0  # the file system of the log may hang
 
 Work = Callable[[], Awaitable[None]]
@@ -63,9 +64,13 @@ class Processes:
     def start_runners(self, nodes: tuple[str, ...]) -> None:
         async def work() -> None:
             self._stop_watching()
-            await self._cluster.start_runners(list(nodes), self.environment)
             self._not_launched = {}
-            self._watching = self._spawn(self._watch_launch())
+            try:
+                await self._cluster.start_runners(list(nodes), self.environment)
+                self._watching = self._spawn(self._watch_launch())
+            except OSError as error:
+                log.warning("the runners cannot be started: %s", error)
+                self._watching = self._spawn(self._report_no_launch())
 
         self._order(work)
 
@@ -161,6 +166,11 @@ class Processes:
         failed = await self._failed()
         log.warning("the launch of the runners has ended; nodes not reached: %s", failed or "none named")
         self._put(LaunchEnded(failed=failed))
+
+    async def _report_no_launch(self) -> None:
+        """Report a launch that could not begin, after a while: what it lacked may be there when it is tried again."""
+        await asyncio.sleep(_LAUNCH_AGAIN_S)
+        self._put(LaunchEnded())
 
     async def _failed(self) -> dict[str, str]:
         """Nodes that the launcher of the runners could not reach; if its log cannot be read, those known before."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from launcher.core.inputs import Input
 from launcher.core.requests import is_asked
 from launcher.core.state import State
 from launcher.env import failure_domains
+from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import StatusFold
 from launcher.jobfile import JobSpec
@@ -126,8 +127,10 @@ class Supervisor:
             end = await self._until_end()
         except Superseded:
             raise
-        except Exception as error:  # a bug: log it, end all processes, write a result
-            log.exception("internal error")
+        except Exception as error:
+            if not self._leadership.term:  # no process was started, and another supervisor may lead: record nothing
+                raise
+            log.exception("internal error")  # a bug: end all processes, write a result
             reason = f"{type(error).__name__}: {error}; see log/supervisor.log"
             end = do.EndJob(outcome="internal", reason=reason, step=None)
         return await self._end(end)
@@ -135,7 +138,11 @@ class Supervisor:
     async def _until_end(self) -> do.EndJob:
         """Open the server and give inputs to the core until the core ends the job."""
         port = await self._links.open(self._cluster.listen_host)
-        self._leadership.take(port, self._take_over)
+        try:
+            self._leadership.take(port, self._take_over)
+        except OSError as error:
+            why = f"this host cannot take the lead of the job ({error.strerror or error})"
+            raise LauncherError(f"{self._job_dir}: {why}; make the folder writable and start the job again") from error
         self._links.term = self._events.term = self._leadership.term
         self._processes.environment = self._allocations.environment = {
             **self._spec.env,
@@ -164,7 +171,7 @@ class Supervisor:
             self._switches,
             predecessor=self._predecessor,
             is_predecessor_silent=self._predecessor_is_silent,
-            is_take_over=self._take_over is not None,
+            is_take_over=self._take_over is not None and self._has_begun(earlier_events),
         )
         state, commands = begin(job, earlier_events, self._now_s())
         while (end := self._perform(state, commands)) is None:
@@ -357,6 +364,12 @@ class Supervisor:
         self._links.abort()
         self._cluster.let_go()
         return self._outcome("superseded", None, why)
+
+    def _has_begun(self, events: Sequence[Event]) -> bool:
+        """Whether the events are of this start. A supervisor may be lost before it has recorded that Slurm started it
+        again; the nodes and runners in the record are then those of the start before."""
+        starts = [event.get("restart_count", 0) for event in events if event["event"] == "job_start"]
+        return bool(starts) and starts[-1] == self._cluster.restart_count
 
     def _node_taken_over_from(self) -> str | None:
         """The node of the previous supervisor; None if that was this node, or if there was none."""

@@ -85,6 +85,7 @@ def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any
     return found
 
 
+@pytest.mark.timeout(600)  # it checksums, copies and uploads gigabytes
 @pytest.mark.parametrize("scheme", ["partner", "rs"])
 def test_an_agent_takes_no_more_for_a_large_state(tmp_path: Path, memory: Path, server: S3Server, scheme: str) -> None:
     """Through a save, its redundancy, its flush, a rebuild, and restores."""

@@ -81,7 +81,7 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
             assert event is not None
             events.append(event)
         assert events[0]["event"] == "rebuilt" and events[0]["from_node"] == "c"
-        assert events[-1]["sources"] == {"0": "own", "1": "partner@c", "2": "own"}
+        assert events[-1]["sources"] == {"own": [0, 2], "partner@c": [1]}
         agents.monitors[2].stop()
         while (event := agents.monitors[0].receive(WAIT_S)) is not None and event["event"] != "stop_agreed":
             pass

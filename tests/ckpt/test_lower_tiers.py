@@ -228,11 +228,12 @@ class TestRestore:
                     assert (plan["step"], plan["tier"]) == (None, "none")
                     return
                 assert (plan["step"], plan["tier"]) == (10, "nvme" if "nvme" in kept else "memory")
-                words = {"memory": "own", "nvme": "nvme"}
                 sources = (await world.monitors[0].event("restore_plan"))["sources"]
-                home = {str(rank): words[kept[0]] for rank in (0, 1)}
-                others = {"memory": "own", "nvme": "nvme"}
-                assert sources == home | {str(r): others[kept[r // 2]] for r in range(2, 6)}
+                assert sources == {
+                    source: ranks
+                    for source, where in (("own", "memory"), ("nvme", "nvme"))
+                    if (ranks := [rank for rank in range(6) if kept[rank // 2] == where])
+                }
                 assert [await world.workers[-1].read(rank) for rank in range(6)] == expected(6, 10)
                 for place in world.places:  # what came from a disk is in memory again
                     assert len(list(place.ram_dir.glob("own-*.json"))) == 2
@@ -304,7 +305,7 @@ class TestRestore:
             async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
                 plan = await world.plan()
                 assert (plan["step"], plan["tier"], plan["skipped"]) == (10, "shared", [])
-                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"0": "nvme", "1": "shared"}
+                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"nvme": [0], "shared": [1]}
                 assert await world.contents(2) == expected(2, 10)
             assert list((tmp_path / "nvme" / "b").rglob("node-00001.data"))  # nothing is deleted by a restore
 
@@ -330,7 +331,7 @@ class TestRestore:
             async with World(tmp_path, nodes, 1, checkpoint) as world:
                 plan = await world.plan()
                 assert (plan["step"], plan["tier"], plan["world_size"]) == (10, "s3", 2)
-                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"0": "s3", "1": "s3"}
+                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"s3": [0, 1]}
                 for worker in world.workers:
                     part = await worker.read(1, [1, 3])
                     assert part[BLOCK_BYTES : 2 * BLOCK_BYTES] == data[1][:BLOCK_BYTES]

@@ -93,7 +93,7 @@ def test_the_sources_of_a_plan_are_named(tmp_path):
         lose(tmp_path, "b")
         async with World(tmp_path, ["a", "x", "c"], 1, config()) as world:
             event = await world.monitors[2].event("restore_plan")
-            assert event["sources"] == {"0": "own", "1": "partner@c", "2": "own"}
+            assert event["sources"] == {"own": [0, 2], "partner@c": [1]}
             assert (event["step"], event["attempt_of_step"], event["tier"]) == (10, 0, "memory")
             rebuilt = await world.monitors[1].event("rebuilt")
             assert (rebuilt["rank"], rebuilt["from_node"], rebuilt["bytes"]) == (1, "c", len(content(1, 10)))
@@ -333,7 +333,7 @@ class TestSharedTier:
             async with World(tmp_path, ["x", "y"], 1, checkpoint) as world:
                 plan = await world.plan()
                 assert (plan["step"], plan["tier"], plan["attempt"]) == (10, "shared", 0)
-                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"0": "shared", "1": "shared"}
+                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"shared": [0, 1]}
                 assert await world.contents(2) == expected(2, 10)
 
         run(test)
@@ -348,7 +348,7 @@ class TestSharedTier:
             async with World(tmp_path, ["a", "y"], 1, checkpoint) as world:
                 plan = await world.plan()
                 assert (plan["step"], plan["tier"]) == (10, "shared")
-                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"0": "own", "1": "shared"}
+                assert (await world.monitors[0].event("restore_plan"))["sources"] == {"own": [0], "shared": [1]}
                 assert await world.contents(2) == expected(2, 10)
 
         run(test)

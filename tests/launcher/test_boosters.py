@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_agents_of_several_jobs_are_one_world_by_mpirun_with_the_memory_of_each(
     ((argv, environment),) = started
     assert argv[argv.index("--host") + 1] == "n1:1,n2:1,n4:1"
     assert environment["HOLDFAST_RAM_DIR"].endswith("/slurm-big-7")
-    assert '"n4": "8"' in environment[JOBS] and "/slurm-big-8" in environment[JOBS]
+    assert json.loads(environment[JOBS])["nodes"]["8"] == ["n4"] and "/slurm-big-8" in environment[JOBS]
 
 
 @pytest.mark.parametrize("lacking", ["mpirun", "host"])

@@ -170,6 +170,23 @@ def test_a_task_of_an_array_requeues_itself_alone(spec: JobSpec) -> None:
     assert scontrol.asked == [("scontrol", "requeue", "7_3")]
 
 
+def test_a_task_of_an_array_whose_batch_script_is_lost_ends_itself_alone(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that starts last has the array's own number, and scancel of that number ends all tasks."""
+    monkeypatch.setattr(slurm_cluster, "_SCRIPT_ENDS_S", -1.0)
+    scontrol = Scontrol(("RUNNING", 2), "")
+    env = ENV | {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    SlurmCluster(spec, Path("/job"), slurm=Slurm(run=scontrol), env=env).end_job()
+    assert scontrol.asked == [("scontrol", "show", "job", "--oneliner", "7_3"), ("scancel", "7_3")]
+
+
+def test_more_names_than_linux_passes_to_a_program_are_refused_at_once(spec: JobSpec) -> None:
+    name = "ip-10-123-032"
+    with pytest.raises(UsageError, match="the names of its 9000 nodes take 170999 bytes"):
+        SlurmCluster(spec, Path("/job"), env=ENV | {"SLURM_JOB_NODELIST": f"{name}-[1000-9999]"})
+
+
 def test_nodes_that_are_out_are_excluded_beside_those_of_the_user(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

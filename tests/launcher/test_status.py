@@ -35,7 +35,7 @@ LOST = [
 SWAPPED = [
     *LOST,
     event(32, "attempt_start", attempt=1, nodes=["n1", "n3"], spares=[], rung="spare"),
-    event(33, "restore", attempt=1, step=10, tier="memory", sources={"1": "partner@n1"}, seconds=0.5),
+    event(33, "restore", attempt=1, step=10, tier="memory", sources={"partner@n1": [1]}, seconds=0.5),
     event(33, "rebuilt", attempt=1, node="n3", rank=1, from_node="n1", bytes=100, seconds=0.1),
     event(40, "first_step", attempt=1, step=11, seconds=8.0),
 ]

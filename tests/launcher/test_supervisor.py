@@ -212,6 +212,13 @@ time.sleep(600)
     assert 'script.py", line 4, in <module>' in outcome.reason and "runpy" not in outcome.reason
 
 
+def test_an_error_of_any_length_ends_the_job(make_job: Callable[..., Job]) -> None:
+    """load_state_dict names each key that does not fit; the message to the supervisor has a limit."""
+    outcome = make_job("raise KeyError('missing: ' + 'layer.0.weight ' * 500_000)", nodes=1, spares=0).supervise()
+    assert (outcome.name, outcome.exit_code) == ("user_error", 10)
+    assert "KeyError: 'missing: layer.0.weight" in outcome.reason and len(outcome.reason) < 100_000
+
+
 def test_same_last_words_twice_end_the_job_with_them(make_job: Callable[..., Job]) -> None:
     job = make_job("import os, sys\nsys.exit(f'no file {os.getpid()}')", spares=0, nodes=1)
     outcome = job.supervise()

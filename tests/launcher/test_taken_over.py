@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from talkers import Talkers, supervised
 
 from launcher.connections.channel import Channel
 from launcher.core import attempt as attempt_module
+from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.jobfile import JobSpec
 from launcher.leadership.terms import Term, claim, newest
@@ -60,8 +62,8 @@ class Trains(Talkers):
         channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
 
 
-def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, Left, list[Event]]:
-    """How the take-over of a job with such events ends, where it was, and what it has recorded."""
+def left_job(folder: Path, past: list[Event]) -> tuple[JobSpec, Path, EventLog]:
+    """A job with such events, of whose supervisor only its term and these are left."""
     (folder / "train.py").touch()
     job_dir = folder / "job"
     spec = JobSpec(name="t", script=folder / "train.py", nodes=len(NODES))
@@ -79,6 +81,12 @@ def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, L
         *past,
     ]:
         events.append(**event)
+    return spec, job_dir, events
+
+
+def taken_over(folder: Path, past: list[Event], **left: Any) -> tuple[Outcome, Left, list[Event]]:
+    """How the take-over of a job with such events ends, where it was, and what it has recorded."""
+    spec, job_dir, events = left_job(folder, past)
     cluster = Left(spec, job_dir, **left)
 
     async def scene() -> Outcome:
@@ -120,6 +128,39 @@ def test_where_a_runner_is_there_a_node_whose_own_does_not_come_is_out_for_good(
 ) -> None:
     outcome, cluster, events = taken_over(tmp_path, past, back=NODES[:1])
     assert (outcome.name, cluster.kept_from, out(events)) == ("stopped", [(NODES[1],)], [NODES[1]])
+
+
+def test_a_successor_that_cannot_take_the_lead_leaves_no_word_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    spec, job_dir, events = left_job(tmp_path, [])
+    monkeypatch.setattr("launcher.leadership.lease.claim", refused)
+    successor = Supervisor(spec, job_dir, Left(spec, job_dir, []), events, take_over=1)
+    with pytest.raises(LauncherError, match=r"cannot take the lead of the job .Input/output error."):
+        asyncio.run(successor.run())
+    events.close()
+    assert read_events(job_dir / "events.jsonl")[-1]["event"] == "workers_started"
+
+
+def test_a_successor_whose_start_is_not_in_the_record_begins_it(tmp_path: Path) -> None:
+    """The nodes in the record, and the requeue that was asked for, are of the start before."""
+    stopped = [
+        {"event": "stop_requested", "reason": "requeue"},
+        {"event": "attempt_end", "attempt": 0, "outcome": "stopped", "step": 7},
+    ]
+    spec, job_dir, events = left_job(tmp_path, stopped)
+
+    class StartedAgain(Trains):
+        restart_count = 1
+
+    outcome = asyncio.run(Supervisor(spec, job_dir, StartedAgain(spec, job_dir), events, take_over=1).run())
+    events.close()
+    told = [event["event"] for event in read_events(job_dir / "events.jsonl")]
+    assert outcome.name == "done" and "node_out" not in told
+    assert told[told.index("takeover") :][:2] == ["takeover", "job_start"]
 
 
 def test_while_slurm_ends_the_job_a_runner_that_does_not_come_says_nothing_of_its_node(tmp_path: Path) -> None:

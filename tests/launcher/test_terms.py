@@ -76,6 +76,21 @@ def test_a_lease_has_not_run_out_because_we_stood_still(tmp_path: Path) -> None:
     assert lease.quiet_s() < LEASE_S
 
 
+def test_a_lease_that_cannot_be_read_has_not_run_out(tmp_path: Path) -> None:
+    claim(tmp_path, term(1))
+    (tmp_path / "lease").mkdir()  # reading a directory fails, and not because nothing is there
+    clock = Clock()
+    lease = LeaseWatch(tmp_path, clock)
+    for _ in range(20):
+        clock.sleep(RENEW_S)
+        assert lease.quiet_s() == 0.0
+    (tmp_path / "lease").rmdir()
+    renew(tmp_path, 1, 1)
+    assert lease.quiet_s() == 0.0
+    clock.sleep(RENEW_S)
+    assert lease.quiet_s() == RENEW_S
+
+
 @pytest.mark.parametrize("what", ["another took over", "the job has ended"])
 def test_standby_leaves_when_there_is_nothing_to_take_over(tmp_path: Path, what: str) -> None:
     claim(tmp_path, term(1))

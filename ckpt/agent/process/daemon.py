@@ -1,6 +1,6 @@
 """`python -m ckpt.agent.process.daemon HOST COMMAND...`: replaces ssh; starts mpirun's daemon on a node with srun.
 
-Standard library only. HOLDFAST_JOBS has the Slurm job of each node, because one MPI world may span several jobs.
+Standard library only. HOLDFAST_JOBS has the nodes of each Slurm job, because one MPI world may span several jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.execvp("bash", ["bash", "-c", sys.argv[1]])
 def main() -> None:
     host, *words = sys.argv[1:]
     jobs = json.loads(os.environ[JOBS])
-    job = jobs["nodes"][host]
+    job = next(job for job, nodes in jobs["nodes"].items() if host in nodes)
     environment = jobs["environments"][job]
     # quoted as ssh would pass it to a shell
     command = " ".join(words).replace(jobs["session_dir"], environment["HOLDFAST_RAM_DIR"])

@@ -110,8 +110,11 @@ def mpirun_over_srun(
     hosts = ",".join(f"{node}:1" for node in jobs)
     argv = [mpirun, *(word for name, value in options.items() for word in ("--prtemca", name, value))]
     argv += ["--host", hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
+    nodes: dict[str, list[str]] = {}
+    for node, job in jobs.items():
+        nodes.setdefault(job, []).append(node)
     own = {job: dict(environment) for job, environment in environments.items()}
-    return argv, {JOBS: json.dumps({"nodes": dict(jobs), "environments": own, "session_dir": session_dir})}
+    return argv, {JOBS: json.dumps({"nodes": nodes, "environments": own, "session_dir": session_dir})}
 
 
 def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:

@@ -217,20 +217,21 @@ class RestoreNode(Part):
             self._report_rebuilt(record, self._peers.nodes[node], since_s)
             return
 
-    def _sources(self, plan: Plan, same_world: bool) -> dict[str, str]:
-        """The source of each saved rank: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a
+    def _sources(self, plan: Plan, same_world: bool) -> dict[str, list[int]]:
+        """The saved ranks by source: "own" or "partner@<node>" (memory), "parity", "nvme" or "nvme@<node>", or a
         tier."""
-        words = {}
+        ranks: dict[str, list[int]] = {}
         for rank in range(plan.world_size):
             nodes = plan.holders.get(rank)
             home = self._context.home(rank) if same_world else self._place.node_rank
             if not nodes:
-                words[str(rank)] = plan.tier
+                source = plan.tier
             elif rank in plan.rebuilt:
-                words[str(rank)] = "parity"
+                source = "parity"
             elif nodes[0] == home:
-                words[str(rank)] = "nvme" if rank in plan.nvme else "own"
+                source = "nvme" if rank in plan.nvme else "own"
             else:
                 kind = "nvme" if rank in plan.nvme else "partner"
-                words[str(rank)] = f"{kind}@{self._peers.nodes[nodes[0]]}"
-        return words
+                source = f"{kind}@{self._peers.nodes[nodes[0]]}"
+            ranks.setdefault(source, []).append(rank)
+        return ranks

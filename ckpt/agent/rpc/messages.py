@@ -137,7 +137,7 @@ TO_RUNNER = Way("agent", "runner", {
     "problem": message(
         "A failure that does not stop training. `failed`: the tier that the save will not reach.",
         what=str, detail=str, step=int | None, failed=str | None, optional="step failed"),
-    "restore_plan": message("The step that is restored, and the source of each rank's shard.",
+    "restore_plan": message("The step that is restored, and the ranks of each source of shards.",
         step=int, attempt_of_step=int | None, tier=str, skipped=list, sources=dict, seconds=float),
     "rebuilt": message("A lost shard is in this node's memory again.",
         rank=int, from_node=str, bytes=int, seconds=float, tier=str, optional="tier"),
