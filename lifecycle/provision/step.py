@@ -69,8 +69,12 @@ class ProvisionedNode:
             publish(self.path(absolute), text.encode(), mode)
 
     def mounted(self, mount_point: str) -> str:
-        """The source of the topmost mount at a mount point; "" if nothing is mounted there."""
-        sources = [line.split()[0] for line in self.text("/proc/mounts").splitlines() if line.split()[1] == mount_point]
+        """The source of the topmost mount at a mount point; "" if nothing is mounted there.
+
+        A row of autofs does not count: systemd mounts the file system there at its first use (x-systemd.automount).
+        """
+        rows = [line.split()[:3] for line in self.text("/proc/mounts").splitlines()]
+        sources = [source for source, at, kind in rows if at == mount_point and kind != "autofs"]
         return sources[-1] if sources else ""
 
     @property

@@ -36,7 +36,7 @@ class Lustre(Step):
     def is_done(self, node: ProvisionedNode) -> bool:
         fsx = self._fsx(node)
         at = node.mounted(fsx.mount)
-        if at and at != self._source(fsx):
+        if at and not self._is_source(node, fsx, at):
             raise StepError(
                 f"{fsx.mount}: got {at} mounted there, expected {self._source(fsx)}; unmount it, or --skip lustre"
             )
@@ -47,6 +47,7 @@ class Lustre(Step):
         self._client(node)
         fstab.put(node, self._line(fsx))
         node.path(fsx.mount).mkdir(mode=0o755, parents=True, exist_ok=True)
+        node.run(("stat", f"{fsx.mount}/."), timeout_s=_MOUNT_S, check=False)  # systemd mounts it here after a reboot
         if not node.mounted(fsx.mount):
             try:
                 node.run(("mount", fsx.mount), timeout_s=_MOUNT_S)
@@ -82,6 +83,14 @@ class Lustre(Step):
         # flock: torch and pip lock files. _netdev: systemd mounts only after the network is up.
         options = "defaults,noatime,flock,_netdev,nofail,x-systemd.automount,x-systemd.requires=network.service"
         return fstab.line(self._source(fsx), fsx.mount, "lustre", options)
+
+    def _is_source(self, node: ProvisionedNode, fsx: Fsx, mounted: str) -> bool:
+        """Whether /proc/mounts names this file system: by an address, because mount.lustre resolves the DNS name."""
+        host, _, mountname = mounted.partition("@tcp:/")
+        if mountname != fsx.mountname:
+            return False
+        known = node.run(("getent", "ahosts", fsx.dns), check=False).stdout.splitlines()
+        return host in (fsx.dns, *(line.split()[0] for line in known))
 
     def _source(self, fsx: Fsx) -> str:
         return f"{fsx.dns}@tcp:/{fsx.mountname}"

@@ -10,6 +10,8 @@ from lifecycle.provision.site import Site
 from lifecycle.provision.step import ProvisionedNode
 from slurm.command import CommandError, Result
 
+LUSTRE_ADDRESS = "10.4.212.16"
+
 
 class Killed(BaseException):
     """The process died here."""
@@ -77,8 +79,27 @@ class Programs:
         elif words[0] == "mount":
             fstab = (self._root / "etc/fstab").read_text().splitlines()
             line = next(line for line in fstab if line.split()[1] == words[-1])
-            self._append("proc/mounts", " ".join(line.split()[:3]))
+            self._mount(line)
+        if words[0] == "stat" and (automounted := self._automounted(words[-1].removesuffix("/."))):
+            self._mount(automounted)
+        if words[:2] == ("getent", "ahosts"):
+            return 0, "".join(f"{LUSTRE_ADDRESS}     {kind}\n" for kind in (f"STREAM {words[2]}", "DGRAM", "RAW"))
         return 0, ""
+
+    def _mount(self, line: str) -> None:
+        """Adds the kernel's row for a line of fstab: of Lustre it has the server's address, never its name."""
+        source, at, kind = line.split()[:3]
+        if kind == "lustre":
+            source = f"{LUSTRE_ADDRESS}@{source.partition('@')[2]}"
+        self._append("proc/mounts", f"{source} {at} {kind} rw 0 0")
+
+    def _automounted(self, at: str) -> str:
+        """The line of fstab that systemd mounts at the first use of the mount point; "" for none."""
+        mounts = [line.split() for line in (self._root / "proc/mounts").read_text().splitlines()]
+        if [kind for _, place, kind, *_ in mounts if place == at] != ["autofs"]:
+            return ""
+        fstab = (self._root / "etc/fstab").read_text().splitlines()
+        return next(line for line in fstab if line.split()[1] == at)
 
     def _append(self, name: str, line: str) -> None:
         path = self._root / name

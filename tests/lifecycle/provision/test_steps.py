@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provision_kit import Killed, Programs, bare, node_of
+from provision_kit import LUSTRE_ADDRESS, Killed, Programs, bare, node_of
 
 from lifecycle.provision.plan import choose
 from lifecycle.provision.step import ProvisionedNode
@@ -196,11 +196,39 @@ def test_new_files_of_lustre_are_striped_as_the_site_says(tmp_path: Path, count:
     assert [argv[argv.index("-c") + 1] for argv in set_] == asked and all(argv[-1] == "/fsx" for argv in set_)
 
 
+def _lustre_rows(root: Path) -> list[str]:
+    return [line for line in (root / "proc/mounts").read_text().splitlines() if line.split()[2] == "lustre"]
+
+
+def test_lustre_is_recognised_by_the_address_that_the_kernel_shows(tmp_path: Path) -> None:
+    node = node_of(bare(tmp_path), fsx={"dns": "fs-1.example", "mountname": "c2rqdamv"})
+    assert [_one("lustre", node).ending for _ in range(2)] == [Ending.DONE, Ending.NOTHING_TO_DO]
+    assert _lustre_rows(tmp_path) == [f"{LUSTRE_ADDRESS}@tcp:/c2rqdamv /fsx lustre rw 0 0"]
+
+
+def test_lustre_that_systemd_mounts_at_its_first_use_is_mounted_once(tmp_path: Path) -> None:
+    """As after a reboot: the line in fstab, and only autofs at the mount point."""
+    node = node_of(bare(tmp_path), fsx={"dns": "fs-1.example", "mountname": "c2rqdamv"})
+    before = (tmp_path / "proc/mounts").read_text()
+    assert _one("lustre", node).ending is Ending.DONE
+    (tmp_path / "proc/mounts").write_text(before + "systemd-1 /fsx autofs rw,relatime,fd=46 0 0\n")
+    assert [_one("lustre", node).ending for _ in range(2)] == [Ending.DONE, Ending.NOTHING_TO_DO]
+    assert len(_lustre_rows(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("source", ["10.9.9.9@tcp:/m", f"{LUSTRE_ADDRESS}@tcp:/other"])
+def test_another_lustre_at_its_place_is_left_alone(tmp_path: Path, source: str) -> None:
+    with (bare(tmp_path) / "proc/mounts").open("a") as mounts:
+        mounts.write(f"{source} /fsx lustre rw 0 0\n")
+    outcome = _one("lustre", node_of(tmp_path, fsx={"dns": "fs", "mountname": "m"}))
+    assert outcome.ending is Ending.FAILED and f"got {source} mounted there" in outcome.reason
+
+
 def test_another_file_system_at_lustres_place_is_left_alone(tmp_path: Path) -> None:
     with (bare(tmp_path) / "proc/mounts").open("a") as mounts:
-        mounts.write("other@tcp:/x /fsx lustre rw 0 0\n")
+        mounts.write("server:/x /fsx nfs rw 0 0\n")
     outcome = _one("lustre", node_of(tmp_path, fsx={"dns": "fs", "mountname": "m"}))
-    assert outcome.ending is Ending.FAILED and "got other@tcp:/x mounted there" in outcome.reason
+    assert outcome.ending is Ending.FAILED and "got server:/x mounted there" in outcome.reason
 
 
 def test_buckets_are_read_through_a_cache_on_the_nodes_own_disk(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_first_run_applies_every_step_and_the_second_changes_nothing(tmp_pat
     programs.ran.clear()
     assert set(_run(tmp_path, programs).values()) == {Ending.NOTHING_TO_DO}
     assert snapshot(tmp_path) == before
-    assert {argv[0] for argv in programs.ran} <= {"dpkg-query", "df", "lfs"}
+    assert {argv[0] for argv in programs.ran} <= {"dpkg-query", "df", "getent", "lfs"}
 
 
 def _kill_points() -> Iterator[tuple[int, bool]]:
