@@ -1,12 +1,14 @@
-"""The scripts that slurm.conf names: one command of bash each, into Python by absolute paths, but for TaskProlog's.
+"""The scripts that slurm.conf names: all but TaskProlog's call Python by absolute paths.
 
 #!/bin/bash
-exec /opt/holdfast/bin/python -ISc '... from slurm.hooks.__main__ import main ...' /opt/holdfast/lib/... prolog
+/opt/holdfast/bin/python -ISc '... from slurm.hooks.__main__ import main ...' /opt/holdfast/lib/... prolog
+[[ $? != 100 ]] || exit 1
 exit 0
 
 Python starts without its site module, which takes less than half the time, and exits without cleanup, because jobs wait
-for hooks. If the installation is missing or half replaced, the script exits with 0, because Slurm drains a node for any
-other exit code.
+for hooks. Slurm drains a node for any exit code but 0. So the script exits with 1 only for UNFIT, a code with which
+Python never ends by itself: if the installation is missing or half replaced, the script exits with 0. Slurm kills the
+script's whole process group at its limit, so Python ends with the shell.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from slurm.hooks.hook import UNFIT
 
 HOOKS: Mapping[str, str] = {
     "Prolog": "prolog",
@@ -34,10 +38,10 @@ _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 _SCRIPT = """\
 #!/bin/bash
 # {parameter} of slurm.conf, written by `holdfast node provision --only hooks`: changes are lost.
-shopt -s execfail
 export PATH={path}{slurm_conf}
-exec {python} -ISc {start} {arguments}
-exit 0  # that Python is gone
+{python} -ISc {start} {arguments}
+[[ $? != {unfit} ]] || exit 1
+exit 0  # also if Python cannot start
 """
 
 _TASK_SCRIPT = """\
@@ -80,6 +84,7 @@ def scripts(*, python: Path | None = None, root: str = "", slurm_conf: Path | No
             path=shlex.quote(":".join(places)),
             slurm_conf=f"\nexport SLURM_CONF={shlex.quote(str(slurm_conf))}" if slurm_conf else "",
             python=shlex.quote(interpreter),
+            unfit=UNFIT,
             start=shlex.quote(_START),
             arguments=shlex.join([str(Path(__file__).resolve().parents[2]), name, *([root] if root else [])]),
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FIT = 0
-UNFIT = 1  # Slurm drains the node
+UNFIT = 100  # the script then exits with 1, and Slurm drains the node; see entry.py
 _MAX_JOB_ID = 0x7FFFFFFF
 _ALONE_S = 1.0  # after the limit: for a body whose parent was killed, which slurmd does when it stops
 

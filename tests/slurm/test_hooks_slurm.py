@@ -171,10 +171,11 @@ def test_a_rebooted_node_returns_if_it_is_fit_and_is_drained_again_if_not(cluste
     until(is_drained_again, "n2 drained again")
 
 
-# Stops the checks of the health hook that runs; prints their process, the hook's body, and slurmd's script.
+# Stops the checks of the health hook that runs; prints their process, the hook's body, and slurmd's script, which leads
+# a process group of its own.
 FREEZE = """
 checks=$(pgrep -o -f '[-]m launcher node check') && kill -STOP $checks || exit 1
-body=$(ps -o ppid= $checks) && echo $checks $body $(ps -o ppid= $body)
+body=$(ps -o ppid= $checks) && echo $checks $body $(ps -o pgid= $(ps -o ppid= $body))
 """
 
 

@@ -166,7 +166,7 @@ def test_the_node_has_what_the_site_asked_for(machine: Machine) -> None:
     assert "LimitMEMLOCK=infinity" in (root / "etc/systemd/system/slurmd.service.d/90-holdfast.conf").read_text()
     assert (root / "etc/holdfast/hooks.yaml").read_text().endswith("local_disk: /local\n")
     prolog = (root / "etc/slurm/holdfast/prolog.sh").read_text()
-    assert "exec /opt/holdfast/bin/python -ISc " in prolog and "/opt/holdfast/lib/python" in prolog
+    assert "/opt/holdfast/bin/python -ISc " in prolog and "/opt/holdfast/lib/python" in prolog
     log = (root / "var/log/holdfast/provision.log").read_text()
     assert "mkfs.xfs" in log and log.count("mkfs.xfs -q") == 1, "formatted once, whatever was cut"
 
