@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
@@ -40,6 +41,7 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
         log.error("Slurm knows no node %s", hook.node)
         return FIT
     level = "prolog" if {node.state, *node.flags} & _BUSY else hook.settings.check
+    begin_s = time.time()
     _look(hook, level)
     most, draining = hook.settings.max_drained, hook.places.draining
     if held := settle_drain(slurm, node.name, most, draining, lambda why: why.startswith(HUNG) or bool(against(hook))):
@@ -50,6 +52,11 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
         log.info("verdict: %s", verdict.reason)
     # Also while it is drained for a reboot: Slurm removes every drain as the node registers. The next check drains it.
     if verdict.status != "critical" or node.flags & OUT:
+        return FIT
+    # Healing checks a node in a reservation (MAINT), in a job that ends if the node is drained. Of a failure that an
+    # earlier check found, that job decides; it may be the check that is to be repeated.
+    if "MAINTENANCE" in node.flags and verdict.failed_s < begin_s:
+        log.info("under maintenance, so not drained for what an earlier check found: %s", verdict.reason)
         return FIT
     if hook.settings.drain != "on":
         log.warning("not fit: %s; `drain: on` in %s would drain it", verdict.reason, hook.places.settings_file)

@@ -20,12 +20,14 @@ class HookVerdict:
         status: "ok", "warning", "critical", or "unknown"; hooks take no action for "unknown".
         age_s: seconds since the last check ended.
         reason: the failed checks, or why the status is unknown; one line.
+        failed_s: when the last of the failed checks ran, Unix seconds; 0 if none failed.
     """
 
-    def __init__(self, *, status: str, age_s: float, reason: str) -> None:
+    def __init__(self, *, status: str, age_s: float, reason: str, failed_s: float = 0.0) -> None:
         self.status = status
         self.age_s = age_s
         self.reason = reason
+        self.failed_s = failed_s
 
 
 def read_verdict(places: Places) -> HookVerdict:
@@ -58,13 +60,14 @@ def _parse(text: str, places: Places) -> HookVerdict:
         return _unknown(f"{places.verdict} has version {found['version']!r}, expected {_VERSION}")
     if found["boot_id"] != _boot_id():
         return _unknown("the last check was before this boot")
-    failed = [
-        f"{row['name']}: {row['measured']}, expected {row['expected']}"
-        for row in found["checks"]
-        if row["status"] == "critical"
-    ]
-    age_s = time.time() - float(found["time_s"])
-    return HookVerdict(status=str(found["status"]), age_s=age_s, reason=" ".join("; ".join(failed).split())[:500])
+    failed = [row for row in found["checks"] if row["status"] == "critical"]
+    reason = "; ".join(f"{row['name']}: {row['measured']}, expected {row['expected']}" for row in failed)
+    return HookVerdict(
+        status=str(found["status"]),
+        age_s=time.time() - float(found["time_s"]),
+        reason=" ".join(reason.split())[:500],
+        failed_s=max((float(row["time_s"]) for row in failed), default=0.0),
+    )
 
 
 def _marks(path: str) -> str:

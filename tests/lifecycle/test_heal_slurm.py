@@ -203,6 +203,24 @@ def test_a_node_returns_after_the_deep_check_and_one_that_fails_it_again_and_aga
     assert (worst.node, worst.is_lemon, worst.reboots, worst.failed) == ("n2", True, 2, 2)
 
 
+def test_a_node_that_a_deep_check_failed_returns_though_its_hook_looks_during_the_next_one(site: Site) -> None:
+    """The hook's own looks leave what the deep check found."""
+    verdict = site.set_hooks("n1", reboot_repairs=False)
+    boot_id, now_s = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), time.time()
+    row = {"name": "allreduce", "status": "critical", "measured": "1", "expected": "9", "time_s": now_s}
+    verdict.parent.mkdir(parents=True, exist_ok=True)
+    head = {"version": 1, "node": "n1", "time_s": now_s, "boot_id": boot_id, "level": "deep", "status": "critical"}
+    verdict.write_text(json.dumps(head | {"checks": [row | {"level": "deep", "advice": "", "seconds": 0.1}]}))
+    site.until(lambda: "DRAIN" in site.node("n1").flags, "n1 drained", heal=False)
+
+    looked = f"grep -q 'under maintenance.*allreduce' {verdict.parents[2] / 'log/holdfast/hooks.log'}"
+    passes = ("sh", "-c", f"until {looked}; do sleep 0.1; done; rm {verdict}")
+    site.settings = HealSettings(heal="on", check=passes, check_pairs=())
+    healer = Healer(site.slurm, site.settings, HealHistory.read(site.state))
+    assert healer.bring_back("n1", lambda _: time.sleep(0.2)).what == "repaired"
+    site.until(lambda: site.node("n1").is_idle, "n1 idle", heal=False)
+
+
 def slow_down(site: Site, *names: str) -> None:
     """Their links pass a small part of what they did."""
     for name in site.cluster.nodes:

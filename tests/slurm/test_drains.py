@@ -88,6 +88,31 @@ def test_a_node_that_is_drained_and_rebooted_keeps_its_reason(places: Places, mo
     check_health(places, Rebooting("n1", reason="repair by alice"), monkeypatch)
 
 
+class Maintained(TenNodes):
+    """A cluster whose nodes are reserved for maintenance."""
+
+    def __call__(self, argv: Sequence[str], **more: object) -> Result:
+        done = super().__call__(argv, **more)
+        return dataclasses.replace(done, stdout=done.stdout.replace("State=IDLE", "State=ALLOCATED+MAINTENANCE"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found_s", "left"),
+    [
+        (Maintained(), 1.0, set()),  # the check that healing runs there decides
+        (Maintained(), time.time() + 3600, {"n1"}),  # found by this hook's own look
+        (TenNodes(), 1.0, {"n1"}),
+    ],
+)
+def test_what_an_earlier_check_found_drains_no_node_that_is_being_checked_anew(
+    places: Places, monkeypatch: pytest.MonkeyPatch, nodes: TenNodes, found_s: float, left: set[str]
+) -> None:
+    check = {"name": "allreduce", "status": "critical", "measured": "1", "expected": "9", "time_s": found_s}
+    verdict(places, "critical", checks=[check])
+    check_health(places, nodes, monkeypatch)
+    assert nodes.drained == left
+
+
 def test_a_disk_that_takes_no_file_keeps_no_node_from_being_drained(tmp_path: Path) -> None:
     nodes = TenNodes()
     (tmp_path / "file").touch()
