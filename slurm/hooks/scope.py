@@ -101,20 +101,19 @@ class Scope:
         return True
 
     def _kill(self) -> None:
-        try:
-            _write(f"{self._v2}/cgroup.kill", "1")
+        if self._v2 and _try_write(f"{self._v2}/cgroup.kill", "1"):  # since Linux 5.14
             return
-        except OSError:
-            pass  # older than Linux 5.14, or version 1 alone
-        frozen = next((group for group in self._v1 if "/freezer/" in group), "")
-        _try_write(f"{frozen}/freezer.state", "FROZEN")
+        freezers = [f"{group}/freezer.state" for group in self._v1 if "/freezer/" in group]
+        for freezer in freezers:
+            _try_write(freezer, "FROZEN")
         for group in self._groups:
             for pid in self._members(group):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-        _try_write(f"{frozen}/freezer.state", "THAWED")
+        for freezer in freezers:
+            _try_write(freezer, "THAWED")
 
     @staticmethod
     def _limit(path: str, values: tuple[str, ...]) -> bool:
@@ -139,8 +138,10 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _try_write(path: str, text: str) -> None:
+def _try_write(path: str, text: str) -> bool:
+    """Writes to a file of a control group; whether it exists and accepted the text."""
     try:
         _write(path, text)
     except OSError:
-        pass  # version 2 has none
+        return False
+    return True

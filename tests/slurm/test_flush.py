@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from waiting import until
 from slurm.hooks.hook import FIT, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.places import Places
-from slurm.hooks.scope import MOST_MEMORY_BYTES, MOST_PROCESSES
+from slurm.hooks.scope import MOST_MEMORY_BYTES, MOST_PROCESSES, Scope
 from slurm.hooks.strays import kill_strays
 
 PROGRAM = """#!/bin/sh
@@ -226,6 +228,25 @@ class TestFlush:
         assert "Operation not permitted" in first and others == ["ok"] * 3
         own = as_user(USER, f"cat {gpu} 2>&1 | grep -q permitted || echo ready")
         own.communicate()  # as_user() has read it: without the scope the user may open it
+
+    def test_its_processes_are_killed_where_there_is_version_1_alone(
+        self, job: HookJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not Path("/sys/fs/cgroup/freezer/cgroup.procs").exists():
+            pytest.skip("needs control groups of version 1")
+        (tmp_path / "freezer").symlink_to("/sys/fs/cgroup/freezer")
+        monkeypatch.setattr("slurm.hooks.scope.ROOT", str(tmp_path))
+        group = Path(f"/sys/fs/cgroup/freezer/holdfast-flush-{job.job_id}")
+        group.mkdir()
+        flush = subprocess.Popen(["sleep", "60"])
+        try:
+            (group / "cgroup.procs").write_text(str(flush.pid))
+            assert Scope(job).end(10)
+            assert flush.wait(10) == -signal.SIGKILL
+        finally:
+            flush.kill()
+        assert not group.exists()
+        assert not Path("/cgroup.kill").exists(), "written outside of any control group"
 
     def test_it_starts_a_bounded_number_of_processes_and_cannot_leave_its_scope(
         self, places: Places, job: HookJob, said: Path, tmp_path: Path
