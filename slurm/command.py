@@ -86,7 +86,8 @@ def run(
 
     Args:
         argv: the program and its arguments; no shell is involved.
-        timeout_s: after this time, in seconds, the program and every process of its session are killed.
+        timeout_s: after this time, in seconds, the program and every process of its session are killed. `run` returns
+            at most 2 s later, also if the program cannot be killed.
         env: the whole environment of the program; None passes on that of this process.
         cwd: the directory it starts in.
         input: text for its standard input.
@@ -120,32 +121,34 @@ def run(
     except OSError as error:
         hint = f"; is {arguments[0]} installed here?" if isinstance(error, FileNotFoundError) else ""
         raise CommandError(result(None), f"could not be started ({error.strerror}){hint}") from error
-    with process:
-        try:
-            stdout, stderr = process.communicate(input.encode(), timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill_session(process)
-            raise CommandError(result(None, *_left_over(process)), f"no answer within {timeout_s:g} s") from None
-        except BaseException:  # KeyboardInterrupt: the program is in a session of its own and would not notice
-            _kill_session(process)
-            raise
+    try:
+        stdout, stderr = process.communicate(input.encode(), timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise CommandError(result(None, *_kill_session(process)), f"no answer within {timeout_s:g} s") from None
+    except BaseException:  # KeyboardInterrupt: the program is in a session of its own and would not notice
+        _kill_session(process)
+        raise
     done = result(process.returncode, stdout, stderr)
     if check and process.returncode != 0:
         raise CommandError(done, _ending(process.returncode))
     return done
 
 
-def _left_over(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """The output of a killed program; empty if a process that left its session still holds the pipes."""
+def _kill_session(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Kills a program with its session and returns its output.
+
+    A program that hangs in the kernel, as on a dead mount, cannot be killed: it is left after 2 s. Then the output is
+    empty, as it is if a process that left the session still holds the pipes.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     try:
         return process.communicate(timeout=2.0)
     except subprocess.TimeoutExpired:
+        process.poll()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
         return b"", b""
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ending(returncode: int) -> str:

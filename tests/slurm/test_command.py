@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +53,23 @@ def test_a_program_that_does_not_end_is_killed_with_its_children(tmp_path: Path)
             return True
 
     until(has_ended)  # it was killed, and dies when the kernel comes to it
+
+
+def test_a_program_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the kernel on a dead mount: SIGKILL has no effect on it."""
+    killed: list[int] = []
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda group, signal: killed.append(group))
+    start_s = time.monotonic()
+    try:
+        with pytest.raises(CommandError, match=r"no answer within 0\.2 s"):
+            run(["sleep", "30"], timeout_s=0.2)
+        assert time.monotonic() - start_s < 20
+    finally:
+        for group in killed:
+            with contextlib.suppress(ProcessLookupError):
+                kill(group, signal.SIGKILL)
+                os.waitpid(group, 0)
 
 
 def test_undecodable_output_is_no_error() -> None:
