@@ -9,7 +9,7 @@ _MOUNT = "/dev/shm"
 
 
 class Shm(Step):
-    """Sets the size of /dev/shm, now and after a reboot. A larger size is kept."""
+    """Sets the size of /dev/shm, now and after a reboot. A larger size is kept until then."""
 
     name = "shm"
 
@@ -26,7 +26,8 @@ class Shm(Step):
         fstab.put(node, self._line(node))
         if not node.mounted(_MOUNT):
             raise StepError(f"{_MOUNT}: got no mount, expected a tmpfs; reboot, then run again")
-        node.run(("mount", "-o", f"remount,size={self._wanted_bytes(node)}", _MOUNT))
+        if self._size_bytes(node) < self._wanted_bytes(node):
+            node.run(("mount", "-o", f"remount,size={self._wanted_bytes(node)}", _MOUNT))
 
     def verify(self, node: ProvisionedNode) -> None:
         got, wanted = self._size_bytes(node), self._wanted_bytes(node)

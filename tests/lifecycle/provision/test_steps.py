@@ -347,3 +347,10 @@ def test_logind_is_told_to_leave_users_memory_where_it_is_there(tmp_path: Path) 
     drop_in.unlink()
     (tmp_path / "usr/lib/systemd/systemd-logind").unlink()
     assert _one("logind", node_of(tmp_path, programs)).ending is Ending.SKIPPED and not drop_in.exists()
+
+
+def test_a_larger_memory_file_system_is_kept(tmp_path: Path) -> None:
+    (bare(tmp_path) / "shm.size").write_text(str(2 << 30))
+    node = node_of(tmp_path, shm_size="1G")
+    assert [_one("shm", node).ending for _ in range(2)] == [Ending.DONE, Ending.NOTHING_TO_DO]
+    assert (tmp_path / "shm.size").read_text() == str(2 << 30)
