@@ -30,6 +30,8 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 # What Slurm says in place of RUNNING for a moment: each of its flags hides the state below it. A job that is preempted
 # gets a SIGCONT before its SIGTERM, and is SIGNALING until every node has answered to that.
 _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
+# Flags of a node that can begin a job now: how it was added to the cluster, and that a pending job is to get it later.
+_STILL_AVAILABLE = frozenset(("CLOUD", "DYNAMIC_FUTURE", "DYNAMIC_NORM", "PLANNED"))
 # NonZeroExitCode where a shell outlived what it ran. Of a script that a signal ended, releases since 23.02 say
 # RaisedSignal:9(Killed).
 _SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
@@ -212,7 +214,7 @@ class Node:
     @property
     def is_idle(self) -> bool:
         """Whether it responds, runs no job, and is available for one."""
-        return self.state == "IDLE" and not self.flags
+        return self.state == "IDLE" and self.flags <= _STILL_AVAILABLE
 
     @property
     def responds(self) -> bool:

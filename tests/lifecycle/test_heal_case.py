@@ -338,6 +338,7 @@ def test_a_check_that_slurm_has_forgotten_is_run_again(tmp_path: Path) -> None:
         ({}, ["n2", "n3"]),
         ({"state": "MIXED"}, ["n3", "n4"]),
         ({"flags": frozenset({"DRAIN"}), "reason": "disk swap [root@x]"}, ["n3", "n4"]),
+        ({"flags": frozenset({"CLOUD"})}, ["n2", "n3"]),
         ({"cpus": 4}, ["n3", "n4"]),
         ({"partitions": ("login",)}, ["n3", "n4"]),
     ],

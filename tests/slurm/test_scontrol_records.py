@@ -208,6 +208,26 @@ def test_reads_every_way_to_write_a_nodes_state(written: str, state: str, flags:
     assert (node.state, node.flags, node.responds, node.reason) == (state, flags, responds, "")
 
 
+@pytest.mark.parametrize(
+    ("written", "is_idle"),
+    [
+        ("IDLE+CLOUD", True),
+        ("IDLE+CLOUD+PLANNED", True),
+        ("IDLE+DYNAMIC_NORM", True),
+        ("IDLE+DYNAMIC_FUTURE", True),
+        ("IDLE+CLOUD+POWERED_DOWN", False),
+        ("IDLE+CLOUD+POWERING_UP", False),
+        ("IDLE+CLOUD+DRAIN", False),
+        ("IDLE+MAINTENANCE", False),
+        ("IDLE+RESERVED", False),
+        ("IDLE*+CLOUD", False),
+        ("MIXED+CLOUD", False),
+    ],
+)
+def test_a_node_is_idle_however_it_was_added_to_the_cluster(written: str, is_idle: bool) -> None:
+    assert Node.parse(f"NodeName=a CPUTot=1 State={written} SlurmdStartTime=None").is_idle is is_idle
+
+
 def test_reads_partitions() -> None:
     train, base, urgent = map(Partition.parse, recorded("partitions.txt").splitlines())
     assert train == Partition(
