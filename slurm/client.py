@@ -88,6 +88,10 @@ class Slurm:
         """All nodes of the cluster. Nodes whose record cannot be read are logged and left out."""
         return self._list("node", "NodeName", Node.parse)
 
+    def node(self, name: str) -> Node:
+        """A node by its name. `nodes` costs the controller more on a large cluster."""
+        return Node.parse(self._scontrol("show", "node", "--oneliner", name))
+
     def slurmd_port(self) -> int:
         """The port on which slurmd listens, on nodes without a port of their own."""
         port = self.config().get("SlurmdPort", "")

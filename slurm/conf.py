@@ -46,7 +46,7 @@ def hook_lines(directory: Path = DIRECTORY, interval_s: int = _HEALTH_INTERVAL_S
     return [
         *(f"{parameter}={directory / name}.sh" for parameter, name in HOOKS.items()),
         f"HealthCheckInterval={interval_s}",
-        "HealthCheckNodeState=ANY",
+        "HealthCheckNodeState=ANY,CYCLE",
         "PrologFlags=Alloc",
         f"PrologEpilogTimeout={_HOOK_TIMEOUT_S}",
         "SchedulerParameters=nohold_on_prolog_fail",
@@ -120,6 +120,7 @@ def _rules(directory: Path) -> Iterator[_Rule]:
         "a job that met an unhealthy node would be held for an administrator, instead of starting elsewhere",
     )
     yield _number("HealthCheckInterval", 60, 3600, _HEALTH_INTERVAL_S, needed=True, why="0 (the default) means never")
+    yield _checks_in_turn
     yield _number(
         "PrologEpilogTimeout",
         60,
@@ -213,6 +214,16 @@ def _runs_outside_the_job(found: _Found) -> Remark | None:
     why = "with RunInJob Slurm may end with the job what brings a dead job's memory to its lower tiers (on_job_end)"
     expected = ",".join(["Alloc" if each.lower() == "runinjob" else each for each in words])
     return _remark(now, "PrologFlags", expected, why, needed=False)
+
+
+def _checks_in_turn(found: _Found) -> Remark | None:
+    """Whether Slurm spreads the health checks over their interval. ANY is its default."""
+    now = found.get("healthchecknodestate")
+    words = _words(now)
+    if "cycle" in (each.lower() for each in words):
+        return None
+    why = "all nodes run their health checks, and ask slurmctld, at the same moment"
+    return _remark(now, "HealthCheckNodeState", ",".join([*(words or ["ANY"]), "CYCLE"]), why, needed=False)
 
 
 def _has_word(parameter: str, word: str, why: str, *, implied_by: frozenset[str] = frozenset()) -> _Rule:

@@ -11,6 +11,7 @@ import time
 
 from slurm.client import Slurm
 from slurm.command import CommandError, run
+from slurm.errors import SlurmError
 from slurm.hooks.departures import see_off_forgotten
 from slurm.hooks.drains import OUT, drain_node, settle_drain
 from slurm.hooks.epilog import HUNG
@@ -20,6 +21,7 @@ from slurm.hooks.prolog import against, free_memory
 from slurm.hooks.verdict import read_verdict
 
 _FREE_S = 15.0  # for freeing the memory of jobs that have left
+_ANSWER_S = 10.0  # for each answer of Slurm
 _RESERVE_S = 6.0  # kept back for Slurm's answers and for freeing memory
 _START_S = 5.0  # for Python to start on a busy node
 _HAS_LOOKED = (0, 1)  # exit codes of `holdfast node check`; any other means that it could not begin
@@ -29,20 +31,25 @@ _BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 def health(hook: Hook, slurm: Slurm | None = None) -> int:
     """Frees the memory of dead jobs, runs the checks, drains a node that failed. Slurm ignores the exit code.
 
+    All nodes run it, so it asks Slurm for its own node alone until a node has to be drained. If Slurm does not answer,
+    the checks run at the level for a busy node.
+
     Args:
         hook: this call.
         slurm: the cluster; None for the one of this node.
     """
     free_memory(hook, _FREE_S)
-    slurm = slurm or Slurm()
-    see_off_forgotten(hook, slurm)
-    node = next((found for found in slurm.nodes() if found.name == hook.node), None)
-    if node is None:
-        log.error("Slurm knows no node %s", hook.node)
-        return FIT
-    level = "prolog" if {node.state, *node.flags} & _BUSY else hook.settings.check
+    slurm = slurm or Slurm(timeout_s=_ANSWER_S)
+    node = None
+    try:
+        see_off_forgotten(hook, slurm)
+        node = slurm.node(hook.node)
+    except SlurmError as error:
+        log.error("%s", error)
     begin_s = time.time()
-    _look(hook, level)
+    _look(hook, "prolog" if node is None or {node.state, *node.flags} & _BUSY else hook.settings.check)
+    if node is None:
+        return FIT  # the next health check drains it
     most, draining = hook.settings.max_drained, hook.places.draining
     if held := settle_drain(slurm, node.name, most, draining, lambda why: why.startswith(HUNG) or bool(against(hook))):
         log.warning("a drain that its hook did not live to look at again is taken back: %s", held)

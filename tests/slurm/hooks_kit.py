@@ -60,7 +60,8 @@ class TenNodes:
     def __call__(self, argv: Sequence[str], **_: object) -> Result:
         text = ""
         if argv[:2] == ["scontrol", "show"]:
-            flags = {name: "+DRAIN" if name in self.drained else "" for name in (f"n{n}" for n in range(1, 11))}
+            names = [argv[4]] if argv[4:] else [f"n{n}" for n in range(1, 11)]
+            flags = {name: "+DRAIN" if name in self.drained else "" for name in names}
             line = "NodeName={} CPUTot=8 State=IDLE{} SlurmdStartTime=None Reason={} [root@2026-11-20T23:19:59]\n"
             text = "".join(line.format(*item, self.reason) for item in flags.items())
         elif "State=DRAIN" in argv:

@@ -84,3 +84,18 @@ def test_timeouts_that_cost_hours_are_told() -> None:
     assert remarks["SlurmdTimeout"].got == "3600" and remarks["SlurmdTimeout"].expected == "SlurmdTimeout=60"
     assert remarks["ReturnToService"].expected == "ReturnToService=1"
     assert not remarks["SlurmdTimeout"].needed
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", "ANY,CYCLE"),
+        ("HealthCheckNodeState=ANY", "ANY,CYCLE"),
+        ("HealthCheckNodeState=IDLE,MIXED", "IDLE,MIXED,CYCLE"),
+        ("HealthCheckNodeState=cycle,ANY", None),
+    ],
+)
+def test_health_checks_of_all_nodes_at_once_are_advised_against(line: str, expected: str | None) -> None:
+    remark = remarks_on(line).get("HealthCheckNodeState")
+    assert (remark and remark.expected) == (expected and f"HealthCheckNodeState={expected}")
+    assert remark is None or not remark.needed

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hooks_kit import (
     TenNodes,
+    silent,
     verdict,
 )
 
 from slurm.client import Slurm
-from slurm.command import Result
+from slurm.command import CommandRunner, Result
 from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.health import health
 from slurm.hooks.hook import Hook
@@ -66,12 +67,37 @@ def test_a_drain_whose_hook_was_killed_is_looked_at_again_by_the_health_hook(
         assert nodes.drained == left and not Path(places.draining).exists()
 
 
-def check_health(places: Places, nodes: TenNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The health hook of n1. Its checks leave the verdict as it is."""
-    monkeypatch.setattr("sys.executable", "/bin/true")
+def check_health(
+    places: Places, nodes: CommandRunner, monkeypatch: pytest.MonkeyPatch, python: Path = Path("/bin/true")
+) -> None:
+    """The health hook of n1. By default its checks leave the verdict as it is."""
+    monkeypatch.setattr("sys.executable", str(python))
     end_s = time.monotonic() + 60
     hook = Hook(places=places, settings=HookSettings(drain="on"), env={"SLURMD_NODENAME": "n1"}, deadline_s=end_s)
     health(hook, Slurm(run=nodes))
+
+
+@pytest.mark.parametrize(("nodes", "level"), [(TenNodes(), "quick"), (silent, "prolog")])
+def test_a_node_is_checked_also_if_slurm_does_not_answer(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: CommandRunner, level: str
+) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $* >{told}\n")
+    (tmp_path / "python").chmod(0o755)
+    check_health(places, nodes, monkeypatch, python=tmp_path / "python")
+    assert f"node check --level {level} " in told.read_text()
+
+
+def test_a_fit_node_asks_slurm_for_its_own_record_alone(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(argv: Sequence[str], **_: object) -> Result:
+        asked.append(list(argv))
+        return TenNodes()(argv)
+
+    verdict(places, "ok")
+    check_health(places, ask, monkeypatch)
+    assert asked == [["scontrol", "show", "node", "--oneliner", "n1"]]
 
 
 class Rebooting(TenNodes):

@@ -96,6 +96,9 @@ def test_what_people_write_blinds_nobody(slurm_cluster: TestCluster) -> None:
     assert list(nodes) == ["n1", "n3", "n4"], "one name, two records: neither n2 is believed"
     assert nodes["n1"].flags == {"DRAIN"} and nodes["n3"].is_idle and nodes["n3"].reason == ""
     assert nodes["n1"].reason.startswith("mlx5_0 Port=1 down [root@"), nodes["n1"].reason
+    assert [slurm.node(name) for name in nodes] == list(nodes.values())
+    with pytest.raises(CommandError, match="Node n9 not found"):
+        slurm.node("n9")
     command.run([*scontrol[:3], "Comment="], env=os.environ | slurm_cluster.env)
     assert len(slurm.nodes()) == 4
     name = "a\nJobId=1 JobState=FAILED NodeList=n9"
