@@ -21,10 +21,10 @@ from lifecycle.provision.steps.ofi_nccl import OfiNccl
 from lifecycle.provision.steps.packages import Packages
 from lifecycle.provision.steps.shm import Shm
 from lifecycle.provision.steps.slurmd import Slurmd
-from lifecycle.provision.steps.users import Users
+from lifecycle.provision.steps.users import Homes, Users
 
-# A step comes after the steps that it depends on: packages first, the local disk before the caches on it. slurmd is
-# last, because jobs can start once it runs.
+# A step comes after the steps that it depends on: packages first, the local disk before the caches on it, the
+# shared file system before the homes on it. slurmd is last, because jobs can start once it runs.
 STEPS: tuple[Step, ...] = (
     Packages(),
     Users(),
@@ -39,6 +39,7 @@ STEPS: tuple[Step, ...] = (
     NcclTests(),
     GdrCopy(),
     Lustre(),
+    Homes(),
     Mountpoint(),
     Containers(),
     Chrony(),

@@ -1,7 +1,8 @@
-"""Makes the site's users with the same uid on all nodes. Slurm runs a job by the uid of its user."""
+"""Makes the site's users and homes, with the same uid on all nodes. Slurm runs a job by the uid of its user."""
 
 from __future__ import annotations
 
+import os
 import shutil
 
 from lifecycle.provision.site import User
@@ -9,7 +10,7 @@ from lifecycle.provision.step import ProvisionedNode, Step, StepError
 
 
 class Users(Step):
-    """Adds the site's users with their uid and gid. Existing users are never changed or removed."""
+    """Adds the site's users with their uid and gid, without homes. Existing users are never changed or removed."""
 
     name = "users"
 
@@ -20,12 +21,12 @@ class Users(Step):
         return "" if node.site.users else "no `users` in node.yaml"
 
     def is_done(self, node: ProvisionedNode) -> bool:
-        return all(self._is_there(node, user) and node.path(_home(user)).is_dir() for user in node.site.users)
+        return all(self._is_there(node, user) for user in node.site.users)
 
     def apply(self, node: ProvisionedNode) -> None:
         groups = {int(line.split(":")[2]) for line in node.text("/etc/group").splitlines() if line.count(":") == 3}
         for user in node.site.users:
-            gid = user.uid if user.gid is None else user.gid
+            gid = _gid(user)
             if gid not in groups:
                 node.run(("groupadd", "--gid", str(gid), user.name if user.gid is None else f"g{gid}"))
                 groups.add(gid)
@@ -33,26 +34,6 @@ class Users(Step):
                 numbers = ("--uid", str(user.uid), "--gid", str(gid))
                 home = ("--home-dir", _home(user), "--no-create-home")
                 node.run(("useradd", *numbers, *home, "--shell", "/bin/bash", user.name))
-            if not node.path(_home(user)).is_dir():
-                self._make_home(node, user, gid)
-
-    def _make_home(self, node: ProvisionedNode, user: User, gid: int) -> None:
-        """Makes a home directory under a temporary name and renames it.
-
-        A killed useradd would leave the user without a home directory, or with one that root owns.
-        """
-        home = node.path(_home(user))
-        home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        part = home.with_name(f".{home.name}.holdfast")
-        shutil.rmtree(part, ignore_errors=True)
-        skeleton = node.path("/etc/skel")
-        if skeleton.is_dir():
-            shutil.copytree(skeleton, part, symlinks=True)
-        else:
-            part.mkdir()
-        part.chmod(0o700)
-        node.run(("chown", "-R", f"{user.uid}:{gid}", str(part)), timeout_s=120)
-        part.rename(home)
 
     def _is_there(self, node: ProvisionedNode, user: User) -> bool:
         for line in node.text("/etc/passwd").splitlines():
@@ -67,5 +48,53 @@ class Users(Step):
         return False
 
 
+class Homes(Step):
+    """Makes the users' home directories. They may be on the shared file system, which has to be mounted before."""
+
+    name = "homes"
+
+    def goal(self, node: ProvisionedNode) -> str:
+        return "homes: " + " ".join(_home(user) for user in node.site.users)
+
+    def skip(self, node: ProvisionedNode) -> str:
+        return "" if node.site.users else "no `users` in node.yaml"
+
+    def is_done(self, node: ProvisionedNode) -> bool:
+        return all(node.path(_home(user)).is_dir() for user in node.site.users)
+
+    def apply(self, node: ProvisionedNode) -> None:
+        for user in node.site.users:
+            if not node.path(_home(user)).is_dir():
+                self._make(node, user)
+
+    def _make(self, node: ProvisionedNode, user: User) -> None:
+        """Makes a home directory under a temporary name and renames it: a killed run leaves no half of one.
+
+        On a shared file system all nodes do so at once. Each has a temporary name of its own, and the first one's
+        directory becomes the home.
+        """
+        home = node.path(_home(user))
+        home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        part = home.with_name(f".{home.name}.holdfast-{os.uname().nodename}")
+        shutil.rmtree(part, ignore_errors=True)
+        skeleton = node.path("/etc/skel")
+        if skeleton.is_dir():
+            shutil.copytree(skeleton, part, symlinks=True)
+        else:
+            part.mkdir()
+        part.chmod(0o700)
+        node.run(("chown", "-R", f"{user.uid}:{_gid(user)}", str(part)), timeout_s=120)
+        try:
+            part.rename(home)
+        except OSError:
+            if not home.is_dir():
+                raise
+            shutil.rmtree(part)
+
+
 def _home(user: User) -> str:
     return user.home or f"/home/{user.name}"
+
+
+def _gid(user: User) -> int:
+    return user.uid if user.gid is None else user.gid

@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,18 +267,68 @@ def test_slurmd_is_left_to_what_starts_it_afterwards(tmp_path: Path) -> None:
     assert not any("slurmd" in argv for argv in programs.ran)
 
 
-def test_a_user_that_was_made_without_a_home_gets_it(tmp_path: Path) -> None:
-    """As a useradd leaves it that is killed between the two."""
+def test_a_user_without_a_home_gets_one(tmp_path: Path) -> None:
     (bare(tmp_path) / "etc/skel").mkdir()
     (tmp_path / "etc/skel/.profile").write_text("umask 077\n")
     with (tmp_path / "etc/passwd").open("a") as passwd:
         passwd.write("ann:x:2001:2001::/home/ann:/bin/bash\n")
     programs = Programs(tmp_path)
     node = node_of(tmp_path, programs, users=[{"name": "ann", "uid": 2001}])
-    assert _one("users", node).ending is Ending.DONE
-    assert (tmp_path / "home/ann/.profile").exists()
-    assert [argv[0] for argv in programs.ran] == ["groupadd", "chown"]
     assert _one("users", node).ending is Ending.NOTHING_TO_DO
+    assert _one("homes", node).ending is Ending.DONE
+    assert (tmp_path / "home/ann/.profile").exists()
+    assert [argv[0] for argv in programs.ran] == ["chown"]
+    assert _one("homes", node).ending is Ending.NOTHING_TO_DO
+
+
+class _Meanwhile(Programs):
+    """Something happens while a home is given to its user."""
+
+    def __init__(self, root: Path, happens: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._happens = happens
+
+    def _answer(self, words: tuple[str, ...], cwd: str | Path | None) -> tuple[int, str]:
+        if words[0] == "chown":
+            self._happens()
+        return super()._answer(words, cwd)
+
+
+def test_nodes_that_make_a_home_on_the_shared_file_system_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = [{"name": "ann", "uid": 2001, "home": "/fsx/home/ann"}]
+    (bare(tmp_path) / "etc/skel").mkdir()
+    (tmp_path / "etc/skel/.profile").touch()
+
+    def another_node_does_it() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+            choose(["homes"])[0].apply(node_of(tmp_path, users=users))
+        (tmp_path / "fsx/home/ann/.profile").write_text("ann's\n")
+
+    node = node_of(tmp_path, _Meanwhile(tmp_path, another_node_does_it), users=users)
+    assert _one("homes", node).ending is Ending.DONE
+    assert [path.name for path in (tmp_path / "fsx/home").iterdir()] == ["ann"]
+    assert (tmp_path / "fsx/home/ann/.profile").read_text() == "ann's\n"
+
+
+class _Covering(Programs):
+    """Lustre covers what was in its mount point."""
+
+    def _mount(self, line: str) -> None:
+        super()._mount(line)
+        if line.split()[2] == "lustre":
+            (self._root / "fsx").rename(self._root / "covered")
+            (self._root / "fsx").mkdir()
+
+
+def test_homes_are_made_on_the_shared_file_system_not_below_its_mount_point(tmp_path: Path) -> None:
+    user = {"name": "ann", "uid": 2001, "home": "/fsx/home/ann"}
+    node = node_of(bare(tmp_path), _Covering(tmp_path), users=[user], fsx={"dns": "fs", "mountname": "m"})
+    outcomes = walk(choose(["users", "lustre", "homes"]), node)
+    assert [outcome.ending for outcome in outcomes] == [Ending.DONE] * 3
+    assert (tmp_path / "fsx/home/ann").is_dir() and list((tmp_path / "covered").iterdir()) == []
 
 
 def test_the_hooks_are_written_once_and_the_admins_settings_stay(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _SITE = {
     "ntp": ["10.0.0.1"],
     "slurm": {"conf_server": "ctl:6817"},
 }
-_WALKED = ("packages", "users", "limits", "hugepages", "shm", "logind", "lustre", "chrony", "slurmd")
+_WALKED = ("packages", "users", "limits", "hugepages", "shm", "logind", "lustre", "homes", "chrony", "slurmd")
 
 
 def _run(root: Path, programs: Programs) -> dict[str, Ending]:
