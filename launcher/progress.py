@@ -32,17 +32,36 @@ EXIT_LEFT_RUNNING = 130
 def follow(job: KnownJob, console: Console) -> int:
     """Show a local job's events as they come. Ctrl-C cancels the job; a second Ctrl-C returns before the job's end.
 
+    An error cancels the job too, for example a closed pipe or a full disk behind stdout. It is raised after the job's
+    end.
+
     Returns:
         The exit code of the job's outcome.
 
     Raises:
         LauncherError: the supervisor died before it wrote an outcome.
+        OSError, SystemExit: the events cannot be written. rich raises SystemExit for a closed pipe.
     """
     process = Process.read(job.folder)
+    try:
+        with _ended_by_signals():
+            return _follow(job, process, console)
+    except BaseException:
+        if process is not None and process.interrupt():
+            with contextlib.suppress(OSError):
+                print(f"holdfast run: cancelling job {job.job_id}: its events cannot be printed", file=sys.stderr)
+            while process.alive():
+                time.sleep(_POLL_S)
+        raise
+
+
+def _follow(job: KnownJob, process: Process | None, console: Console) -> int:
+    size = f"{plural(job.nodes, 'node')} + {plural(job.spares, 'spare')}"
+    console.print(f"job {job.job_id}: {size}, folder {job.folder}", soft_wrap=True)
     tail = Tail(job.folder / "events.jsonl")
     view = _TerminalView(console, tail) if console.is_terminal else _PlainView(console, tail)
     interrupts = 0
-    with _ended_by_signals(), view:
+    with view:
         while True:
             try:
                 _watch(process, view)
@@ -52,8 +71,8 @@ def follow(job: KnownJob, console: Console) -> int:
                 if interrupts > 1 or process is None:
                     view.say(f"not waited for: it ends by itself; `holdfast status {job.job_id}` shows it")
                     return EXIT_LEFT_RUNNING
-                view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
                 process.interrupt()
+                view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
     if interrupts and Outcome.read(job.folder) is None:
         console.print("cancelled before it began")
         return EXIT_CANCELLED
@@ -147,7 +166,8 @@ class _TerminalView(_View):
 
     def __init__(self, console: Console, tail: Tail) -> None:
         super().__init__(console, tail)
-        self._live = Live(Text("starting"), console=console, refresh_per_second=8, transient=True)
+        # Refreshed by update(): an error in a thread that refreshes would go unnoticed.
+        self._live = Live(Text("starting"), console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> _View:
         self._live.__enter__()
@@ -158,7 +178,7 @@ class _TerminalView(_View):
 
     def update(self) -> None:
         super().update()
-        self._live.update(_standing(self.status()))
+        self._live.update(_standing(self.status()), refresh=True)
 
 
 def _standing(status: JobStatus) -> Text:

@@ -5,6 +5,8 @@ A verb imports the parts that do its work when it is called: `holdfast --help` m
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from abc import ABC, abstractmethod
 from typing import Annotated, Any
@@ -112,6 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 14, for the job's end.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    _prepare_stdout()
     try:
         code = app(words, prog_name="holdfast", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -121,3 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
         if exit_code is None:
             raise
         return exit_code
+
+
+def _prepare_stdout() -> None:
+    """Makes a stdout that takes every text: one that is closed (`>&-`), and one that is not in UTF-8."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

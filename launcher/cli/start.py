@@ -46,9 +46,7 @@ def run(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
         spares=spec.spares,
     )  # fmt: skip
-    console = console_on(sys.stdout)
-    console.print(f"job {job.job_id}: {_size(spec)}, folder {job.folder}", soft_wrap=True)
-    raise typer.Exit(follow(job, console))
+    raise typer.Exit(follow(job, console_on(sys.stdout)))
 
 
 def submit(

@@ -146,6 +146,27 @@ def test_a_reader_that_goes_away_is_no_error(desk: Path) -> None:
     assert (done.stdout, done.stderr) == ("line\n", "")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_stdout_of_any_encoding_takes_every_text(desk: Path, encoding: str) -> None:
+    (desk / "runs" / "1" / "log").mkdir(parents=True)
+    event = {"time": 1.0, "event": "node_out", "attempt": 0, "node": "n1", "reason": "loss ≤ 1"}
+    (desk / "runs" / "1" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (desk / "runs" / "1" / "log" / "supervisor.log").write_text("loss ≤ 1\n")
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words in (["logs", "1", "--supervisor"], ["status", "1"]):
+        done = subprocess.run([sys.executable, "-m", "launcher", *words], env=env, capture_output=True, check=True)
+        shown = {"loss ≤ 1".encode(encoding, "backslashreplace"), "loss ≤ 1".encode()}  # typer takes ascii for utf-8
+        assert any(text in done.stdout for text in shown) and done.stderr == b""
+
+
+@pytest.mark.parametrize("words", ["schema", "status", "status 1 --json"])
+def test_a_closed_stdout_is_no_error(desk: Path, words: str) -> None:
+    (desk / "runs" / "1").mkdir(parents=True)
+    (desk / "runs" / "1" / "events.jsonl").write_text("")
+    command = f"{sys.executable} -m launcher {words} >&-"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_options_stand_before_or_after_the_file(order: tuple[int, ...]) -> None:
     groups = (["-N", "2"], ["-p", "train"], ["job.yaml"], ["--exclusive"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -421,6 +422,42 @@ def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
     assert failed.returncode == 10 and "wrong data" in failed.stdout, failed.stdout
     assert [line for line in failed.stdout.splitlines() if line.startswith("user_error")], failed.stdout
     assert "more: holdfast logs" in failed.stderr and "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1"}], ids=["lines", "live"])
+@pytest.mark.parametrize("until_line, ctrl_c", [("job ", False), ("workers started", True)])
+def test_run_cancels_its_job_when_nobody_reads_its_output_any_more(
+    home: Path, env: dict[str, str], until_line: str, ctrl_c: bool
+) -> None:
+    (home / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (home / "job.yaml").write_text("script: train.py\n")
+    command = [sys.executable, "-m", "launcher", "run", "job.yaml"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, env={**os.environ, **env}, **pipes)
+    assert run.stdout is not None and run.stderr is not None
+    assert any(until_line in line for line in iter(run.stdout.readline, ""))
+    run.stdout.close()
+    if ctrl_c:
+        run.send_signal(signal.SIGINT)
+    said = run.stderr.read()
+    assert (run.wait(), _still_run(home)) == (1, []), said
+    assert "cancelling job" in said and "Traceback" not in said
+
+
+def test_run_cancels_its_job_when_the_disk_behind_its_output_is_full(home: Path) -> None:
+    (home / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (home / "job.yaml").write_text("script: train.py\n")
+    command = [sys.executable, "-m", "launcher", "run", "job.yaml"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, _still_run(home)) == (1, []), done.stderr
+    assert "cancelling job" in done.stderr and "Traceback" not in done.stderr
+
+
+def _still_run(home: Path) -> list[Path]:
+    """The folders of jobs whose supervisor runs."""
+    processes = {folder: Process.read(folder) for folder in (home / "runs").iterdir()}
+    return [folder for folder, process in processes.items() if process is None or process.alive()]
 
 
 def test_a_torchrun_that_is_called_runs_where_it_is(home: Path) -> None:
