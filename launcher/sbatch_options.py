@@ -29,6 +29,12 @@ OWNED_SBATCH_OPTIONS = {
     "open-mode": "logs are kept in the job's folder",
     "wrap": "the job file names the script",
     "no-requeue": "set `restart.max_restarts: 0` to give up at the first fault",
+    "parsable": "Holdfast reads the job's id in sbatch's output; `holdfast submit --json` prints it",
+    "quiet": "Holdfast reads the job's id in sbatch's output",
+    "version": "`sbatch --version` prints Slurm's version",
+    "usage": "`sbatch --usage` prints sbatch's options",
+    "wait": "a job gets its options once sbatch has returned; `holdfast logs JOB -f` waits for a job's end",
+    "clusters": "submit on a login node of that cluster",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import shutil
 import tempfile
@@ -34,6 +35,8 @@ _NEXT_STEPS = {  # from a part of sbatch's error to the advice
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
     "Invalid partition": "`sinfo -s` lists them",
 }
+_SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
+_PERHAPS_QUEUED = "the job may be in the queue: `squeue --me`"
 _SBATCH_TIMEOUT_S = 120.0
 _CANCEL_DEADLINE_S = 20.0
 _RELEASE_DEADLINE_S = 30.0
@@ -57,6 +60,10 @@ _SHORT_OPTIONS = {
     "-C": "constraint",
     "-c": "cpus-per-task",
     "-x": "exclude",
+    "-Q": "quiet",
+    "-V": "version",
+    "-W": "wait",
+    "-M": "clusters",
 }
 _FLAGS = ("exclusive",)  # that may stand without a value; one is given with "="
 
@@ -240,11 +247,14 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         try:
             durable_write(draft, script)
             stdout = Slurm(timeout_s=_SBATCH_TIMEOUT_S).submit_file(self._flags, draft)
-            return self._settle(self._get_job_id_from_submission_command(stdout), script, specs)
         except CommandError as error:
-            raise LauncherError(f"sbatch refused the job: {_refusal(error)}; nothing was submitted") from error
+            raise LauncherError(_failure(error)) from error
         finally:
             draft.unlink(missing_ok=True)
+        submitted = _SUBMITTED.search(stdout)
+        if submitted is None:
+            raise LauncherError(f"sbatch: got {stdout!r:.200}, expected the job's id; {_PERHAPS_QUEUED}")
+        return self._settle(submitted[1], script, specs)
 
     def _settle(self, submitted_id: str, script: bytes, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """Make the folders of the submitted jobs and write their requests, for which the jobs wait."""
@@ -257,10 +267,8 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 durable_write(job.paths.submission_file, script)
                 write_request(job.paths.folder, spec.to_json())
         except OSError as error:
-            with contextlib.suppress(CommandError):
-                Slurm().cancel(submitted_id)
             raise LauncherError(
-                f"{jobs[0].paths.folder}: cannot be written ({error}); job {submitted_id} was cancelled"
+                f"{jobs[0].paths.folder}: cannot be written ({error}); {_withdraw(submitted_id)}"
             ) from error
         return jobs
 
@@ -295,6 +303,23 @@ def _state(slurm: Slurm, job_id: str) -> str:
         return slurm.states([job_id]).get(job_id, ("", ""))[0]
     except CommandError:
         return ""
+
+
+def _failure(error: CommandError) -> str:
+    """What a failed sbatch means. After a time-out, its own or ours, slurmctld may have accepted the job."""
+    if not error.reason.startswith("no answer") and "timed out" not in error.result.stderr:
+        return f"sbatch refused the job: {_refusal(error)}; nothing was submitted"
+    submitted = _SUBMITTED.search(error.result.stdout)
+    return f"sbatch: {_refusal(error)}; {_withdraw(submitted[1]) if submitted else _PERHAPS_QUEUED}"
+
+
+def _withdraw(job_id: str) -> str:
+    """Cancel a job that cannot run; returns its fate in words."""
+    try:
+        Slurm().cancel(job_id)
+    except CommandError:
+        return f"job {job_id} may still be in the queue: `scancel {job_id}`"
+    return f"job {job_id} was cancelled"
 
 
 def _refusal(error: CommandError) -> str:

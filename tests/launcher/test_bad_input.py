@@ -286,6 +286,12 @@ BAD_COMMANDS = [
     (["submit", "job.yaml", "--nodes=2", "-G16"], "or submit with --gpus-per-node 8"),
     (["submit", "job.yaml", "--gpus-per-node", "65"], "command line: gpus_per_node: got 65, expected a whole number"),
     (["submit", "job.yaml", "--array=0-3"], "--array: not an option to pass on; submit one job per configuration"),
+    (["submit", "job.yaml", "--parsable"], "--parsable: not an option to pass on; Holdfast reads the job's id"),
+    (["submit", "-Q", "job.yaml"], "--quiet: not an option to pass on; Holdfast reads the job's id in sbatch's"),
+    (["submit", "job.yaml", "-V"], "--version: not an option to pass on; `sbatch --version` prints Slurm's"),
+    (["submit", "--usage", "job.yaml"], "--usage: not an option to pass on; `sbatch --usage` prints"),
+    (["submit", "-W", "job.yaml"], "--wait: not an option to pass on; a job gets its options once sbatch has"),
+    (["submit", "-Mother", "job.yaml"], "--clusters: not an option to pass on; submit on a login node of that"),
     (["submit", "job.yaml", "--signal=B:KILL@60"], "--signal: got 'B:KILL@60', expected USR1@SECONDS or USR2"),
     (["submit", "job.yaml", "--folder", "train.py/runs"], "train.py/runs: jobs cannot be kept here"),
     (["submit", "job.yaml", "--dry-run", "--cluster", "local"], "--dry-run: got --cluster local, expected slurm"),
@@ -339,6 +345,32 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.Ca
     )
     assert list(Path("runs").iterdir()) == []
     assert not Path("state").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("exec sleep 60", "no answer within 0.5 s; the job may be in the queue: `squeue --me`"),
+        ("echo Submitted batch job 42; exec sleep 60", "no answer within 0.5 s; job 42 was cancelled"),
+        (
+            "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
+            "Batch job submission failed: Socket timed out on send/recv operation; the job may be in the queue: "
+            "`squeue --me`",
+        ),
+        ("echo accepted", "got 'accepted\\n', expected the job's id; the job may be in the queue: `squeue --me`"),
+    ],
+)
+def test_a_job_that_may_be_in_the_queue_is_said_to_be_so(
+    answer: str, message: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.submission.slurm._SBATCH_TIMEOUT_S", 0.5)
+    for name, script in (("sbatch", answer), ("scancel", f'echo "$@" >> {desk}/cancelled')):
+        (desk / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (desk / "bin" / name).chmod(0o755)
+    assert main(["submit", "job.yaml"]) == 1
+    assert capsys.readouterr().err == f"holdfast: error: sbatch: {message}\n"
+    assert (desk / "cancelled").exists() is ("was cancelled" in message)
+    assert list(Path("runs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
