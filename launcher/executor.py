@@ -138,13 +138,14 @@ class Executor(submitit.AutoExecutor):
                 self._executor.use(spec)
                 self._check(spec)
                 requests.append(self._executor.request())
+            slurm_cluster = _cluster_name() if self.cluster == "slurm" else ""
             for _, numbered in itertools.groupby(enumerate(specs), key=lambda each: requests[each[0]]):
                 alike = [spec for _, spec in numbered]
                 self._executor.parameters = given
                 self._executor.use(alike[0])
                 submitted = self._executor.launch(alike)
                 for job, spec in zip(submitted, alike, strict=True):
-                    _remember(job, spec, self.cluster)
+                    _remember(job, spec, self.cluster, slurm_cluster)
                 jobs += submitted
         finally:
             self._executor.parameters = given
@@ -251,7 +252,17 @@ def _check_shared(path: str, namespace: str) -> None:
         raise UsageError(str(error)) from error
 
 
-def _remember(job: Job[Any], spec: JobSpec, cluster: str) -> None:
+def _cluster_name() -> str:
+    """The Slurm cluster's name; "" if Slurm does not answer."""
+    from slurm import Slurm, SlurmError
+
+    try:
+        return Slurm().cluster_name()
+    except SlurmError:
+        return ""
+
+
+def _remember(job: Job[Any], spec: JobSpec, cluster: str, slurm_cluster: str) -> None:
     remember(
         KnownJob(
             job_id=job.job_id,
@@ -260,5 +271,6 @@ def _remember(job: Job[Any], spec: JobSpec, cluster: str) -> None:
             folder=job.paths.folder,
             nodes=spec.nodes,
             spares=spec.spares,
+            slurm_cluster=slurm_cluster,
         )
     )

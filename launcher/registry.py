@@ -35,6 +35,7 @@ class KnownJob:
         nodes: number of nodes that train.
         spares: number of further warm nodes.
         submitted_s: time of the submission, in seconds since the epoch.
+        slurm_cluster: name of the Slurm cluster, because job ids are unique only there; "" if it is not known.
     """
 
     job_id: str
@@ -44,6 +45,7 @@ class KnownJob:
     nodes: int
     spares: int
     submitted_s: float = field(default_factory=time.time)
+    slurm_cluster: str = ""
 
     def to_mapping(self) -> dict[str, Any]:
         """The job as JSON data."""
@@ -124,15 +126,18 @@ def _of_folder(folder: Path) -> KnownJob:
     start = next((event for event in events if event["event"] == "job_start"), {})
     is_slurm = folder.name.isdigit() or _is_submitted(folder)
     cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
-    run_id = str(start.get("run_id") or folder.name)
+    slurm_cluster, job_id = "", folder.name
+    if cluster == "slurm":
+        slurm_cluster, _, job_id = str(start.get("run_id") or folder.name).removeprefix("slurm-").rpartition("-")
     return KnownJob(
-        job_id=run_id.rpartition("-")[2] if cluster == "slurm" else folder.name,
+        job_id=job_id,
         name=str(spec.get("name", folder.name)),
         cluster=cluster,
         folder=folder,
         nodes=_count(spec.get("nodes")),
         spares=_count(spec.get("spares")),
         submitted_s=start.get("time", folder.stat().st_mtime),
+        slurm_cluster=slurm_cluster,
     )
 
 

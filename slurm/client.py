@@ -106,6 +106,10 @@ class Slurm:
         text = self._scontrol("show", "config")
         return dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
 
+    def cluster_name(self) -> str:
+        """The cluster's name, ClusterName in slurm.conf; "" if the controller does not print it."""
+        return self.config().get("ClusterName", "")
+
     def partition(self, name: str) -> Partition:
         """A partition by its name."""
         return Partition.parse(self._scontrol("show", "partition", "--oneliner", name))

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ def cancel_job(job: KnownJob) -> str:
         The result in words.
 
     Raises:
+        UsageError: the job belongs to another user or to another cluster.
         LauncherError: the job could not be ended.
         SlurmError: Slurm refuses or does not answer.
     """
@@ -71,6 +73,7 @@ def cancel_job(job: KnownJob) -> str:
     if job.cluster == "slurm":
         from launcher.submission.slurm import cancel
 
+        _check_cluster(job)
         cancel(job.job_id)
     else:
         _cancel_local(job)
@@ -89,7 +92,7 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
         The result in words.
 
     Raises:
-        UsageError: the job belongs to another user, or has no checkpoints.
+        UsageError: the job belongs to another user, or may wait in the queue of another cluster, or has no checkpoints.
         OSError: its folder cannot be written.
         SlurmError: Slurm refuses or does not answer.
     """
@@ -103,9 +106,12 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
             f"job {job.job_id}: its job file has no checkpoint section, so there is nothing that Holdfast can save; "
             f"`holdfast cancel {job.job_id}` ends it at once"
         )
+    leaves_queue = job.cluster == "slurm" and at_step is None and at_s is None
+    if leaves_queue:
+        _check_cluster(job)
     request = StopRequest(host=socket.gethostname(), at_step=at_step, at_s=at_s)
     request.write(job.folder)
-    if job.cluster == "slurm" and at_step is None and at_s is None and _leave_queue(job):
+    if leaves_queue and _leave_queue(job):
         replace(request, is_served=True).write(job.folder)
         return f"job {job.job_id} has left the queue; it was not running, so there was nothing to save"
     lost = "; it keeps steps in memory only, which goes with the job" if tiers == {"memory"} else ""
@@ -211,6 +217,28 @@ def _check_owner(job: KnownJob) -> None:
         raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")
 
 
+def _check_cluster(job: KnownJob) -> None:
+    """Raises UsageError for a job of another cluster, because its id may name an unrelated job of this one."""
+    if elsewhere := _elsewhere(job):
+        raise UsageError(elsewhere)
+
+
+def _elsewhere(job: KnownJob) -> str:
+    """Says that a job belongs to another Slurm cluster; "" if it belongs to this one, or that is not known."""
+    here = _cluster_name() if job.slurm_cluster else ""
+    if here in ("", job.slurm_cluster):
+        return ""
+    theirs = job.slurm_cluster
+    return f"job {job.job_id} belongs to cluster {theirs}, this is cluster {here}; run this on a login node of {theirs}"
+
+
+@cache  # `logs -f` asks every two seconds
+def _cluster_name() -> str:
+    from slurm import Slurm
+
+    return Slurm().cluster_name()
+
+
 def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
     from slurm import Slurm, SlurmError
 
@@ -218,6 +246,8 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         return status
     slurm = Slurm()
     try:
+        if elsewhere := _elsewhere(job):
+            return replace(status, reason=elsewhere)
         queued = slurm.job(job.job_id)
         waits = why_it_waits(queued, slurm.nodes) if queued is not None and queued.state == "PENDING" else None
     except SlurmError as error:

@@ -17,16 +17,19 @@ from submitit.core.utils import FailedJobError
 from waiting import until
 
 from launcher import Executor, Torchrun
+from launcher.cli import main as cli
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec
 from launcher.registry import find_job, known_jobs
-from launcher.submission import in_allocation
+from launcher.stop_request import StopRequest
+from launcher.submission import in_allocation, job_control
 from launcher.submission.batch import main
 from launcher.submission.request import write_request
 from launcher.submission.slurm import SlurmWatcher, cancel
 from launcher.supervisor_process import Process
 
+PENDING = Path(__file__).parents[1] / "slurm" / "recorded" / "job_pending.txt"
 PARTITIONS = "PartitionName=train Default=YES Nodes=n[1-16] State=UP"
 
 
@@ -410,6 +413,36 @@ def test_a_job_that_is_being_preempted_is_asked_to_end_before_it_is_cancelled(ho
     command("scancel", f'echo "$@" >> {home}/cancelled; echo "42|COMPLETED|n1" > {home}/state')
     cancel("42")
     assert (home / "cancelled").read_text() == "--batch --signal=INT 42\n"
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["in the registry", "by its folder"])
+def test_no_order_reaches_the_job_of_another_cluster_that_has_the_same_id(
+    is_noted: bool, home: Path, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_control._cluster_name.cache_clear()
+    command("scontrol", f'[ "$2" = config ] && echo "ClusterName = a" || echo "{PARTITIONS}"')
+    Executor(cluster="slurm").submit(Torchrun("train.py", checkpoint={}))
+    folder = home / "runs" / "42"
+    if not is_noted:
+        monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
+        start = {"time": 1.0, "event": "job_start", "run_id": "slurm-a-42", "cluster": "slurm"}
+        (folder / "events.jsonl").write_text(json.dumps(start) + "\n")
+    command("scancel", f'echo "$@" >> {home}/cancelled')
+    command("squeue", "echo '42|PENDING|'")
+    of_job_42 = f"sed s/JobId=8/JobId=42/ {PENDING}"
+    command("scontrol", f'[ "$2" = config ] && echo "ClusterName = b" || {of_job_42}')
+    elsewhere = "job 42 belongs to cluster a, this is cluster b; run this on a login node of a"
+    for verb in ("cancel", "stop"):
+        assert cli([verb, str(folder)]) == 2
+        assert capsys.readouterr().err == f"holdfast: error: {elsewhere}\n"
+    assert cli(["status", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == elsewhere
+    assert not (home / "cancelled").exists() and StopRequest.read(folder) is None
+
+    job_control._cluster_name.cache_clear()
+    command("scontrol", f'[ "$2" = config ] && echo "ClusterName = a" || {of_job_42}')
+    assert cli(["cancel", str(folder)]) == 0
+    assert (home / "cancelled").read_text() == "42\n"
 
 
 def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
