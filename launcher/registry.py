@@ -7,6 +7,7 @@ which has all data of the job. If the file is lost, the job can still be named b
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -53,22 +54,27 @@ class KnownJob:
 
 
 def remember(job: KnownJob) -> None:
-    """Add a job to the registry. If the home directory cannot be written, this only logs a warning."""
+    """Add a job to the registry. If the home directory is missing or cannot be written, this only logs a warning."""
     digest = hashlib.sha256(str(job.folder).encode()).hexdigest()[:8]
-    path = _directory() / f"{job.job_id}-{digest}.json"
     try:
+        path = _directory() / f"{job.job_id}-{digest}.json"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(job.to_mapping()))
         draft.replace(path)
     except OSError as error:
-        _log.warning("%s: not written (%s): name the job by its folder, %s", path, error.strerror, job.folder)
+        reason = f"{error.filename}: not written ({error.strerror})"
+        _log.warning("%s: name the job by its folder, %s", reason, job.folder)
 
 
 def known_jobs() -> list[KnownJob]:
     """All jobs of the registry whose folder exists, oldest first. Removes entries whose folder does not exist."""
-    jobs = []
-    for path in _directory().glob("*.json"):
+    jobs: list[KnownJob] = []
+    try:
+        paths = _directory().glob("*.json")
+    except FileNotFoundError:
+        return jobs
+    for path in paths:
         job = _read(path)
         if job is not None and job.folder.is_dir():
             jobs.append(job)
@@ -164,5 +170,9 @@ def _read(path: Path) -> KnownJob | None:
 
 
 def _directory() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """Raises FileNotFoundError for a user without a home directory."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "the user has no home directory", "~/.local/state") from None
     return Path(state) / "holdfast" / "jobs"

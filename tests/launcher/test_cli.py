@@ -448,3 +448,18 @@ def test_a_job_that_cannot_be_noted_is_known_by_its_folder(
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     remember(job)
     assert f"not written (Not a directory): name the job by its folder, {job.folder}" in caplog.text
+
+
+def test_a_job_of_a_user_without_a_home_is_known_by_its_folder(
+    job: KnownJob, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_entry(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    remember(job)
+    assert f"not written (the user has no home directory): name the job by its folder, {job.folder}" in caplog.text
+    assert known_jobs() == []
+    assert json.loads(said(capsys, "status", "7", "--json"))["job"]["name"] == "gpt"
