@@ -32,6 +32,8 @@ class Complaints:
             return self._print(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
         if hasattr(error, "format_message"):  # click's, wherever typer keeps it
             return self._usage(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return self._print("this command needs torch: run it from the environment of your jobs", 1)
         if hasattr(error, "exit_code"):
             return self._print(str(error), error.exit_code)
         if isinstance(error, LifecycleError | SlurmError | CheckpointError):

@@ -137,6 +137,17 @@ def test_an_error_is_one_line_or_one_json_object(
     assert out == "" and error["exit_code"] in (code, 2) and error["errors"]
 
 
+@pytest.mark.parametrize("words", ["bench .", "import . shared --namespace gpt --step 1"])
+def test_a_command_that_needs_torch_says_so_where_there_is_none(words: str, desk: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from launcher.cli import main; sys.exit(main(sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, "ckpt", *words.split()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "holdfast: error: this command needs torch: run it from the environment of your jobs\n",
+    )
+
+
 def test_a_reader_that_goes_away_is_no_error(desk: Path) -> None:
     (desk / "runs" / "1" / "log").mkdir(parents=True)
     (desk / "runs" / "1" / "events.jsonl").write_text("")
