@@ -31,7 +31,8 @@ class MemorySection:
 
     every_steps: int = _key("A save every this number of steps.", default=10, ge=1, unit="steps", example=50)
     keep: int = _key(
-        "Slots for saves, one of them for the save in flight.",
+        "Saves kept in memory, including the one in flight. Each lower tier adds one slot; `holdfast ckpt plan` "
+        "prints the number of slots.",
         default=2,
         ge=2,
         expected="a whole number, at least 2 (one committed, one in flight)",
