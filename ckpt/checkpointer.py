@@ -185,7 +185,7 @@ class Checkpointer:
         before the save or after that step. Otherwise the save fails.
 
         Args:
-            step: at least 0, and greater than that of the previous save.
+            step: at least 0, below 2**62, and greater than that of the previous save.
             state: as described in the class docstring. It may change as soon as this returns.
             flush: whether to write the step to every lower tier, whatever its cadence, such as the last step of a run.
 

@@ -17,7 +17,7 @@ from ckpt.tiers.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-([0-9]{10})\.a([0-9]{1,12})\.([0-9a-f]{8})")
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,18})\.a([0-9]{1,12})\.([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def entries_of(
         read: reads the manifest in a directory. It raises FileNotFoundError if the step was never committed,
             CheckpointError if the manifest is damaged, and another OSError if it could not be read.
     """
-    matches = sorted(filter(None, map(_STEP.fullmatch, names)), key=lambda match: match[1], reverse=True)
+    matches = sorted(filter(None, map(_STEP.fullmatch, names)), key=lambda match: int(match[1]), reverse=True)
     batches = (matches[first : first + at_once] for first in range(0, len(matches), at_once))
     found = (
         entry

@@ -29,6 +29,8 @@ from ckpt.worker.session import Identity, Session, Stage, rate
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
 
+_STEPS_END = 1 << 62  # SaveId refuses this step and later ones
+
 log = logging.getLogger("ckpt")
 
 
@@ -163,8 +165,8 @@ class Engine:
             self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), flush=flush)
 
     def _save(self, step: int, nbytes: int, stage: Stage, *, flush: bool) -> None:
-        if not isinstance(step, int) or step < 0:
-            raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0")
+        if not isinstance(step, int) or not 0 <= step < _STEPS_END:
+            raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0 and below {_STEPS_END}")
         if step <= self._last_step:
             log.warning("rank %d: step %d is dropped: step %d was saved before it", self.rank, step, self._last_step)
             return

@@ -426,7 +426,19 @@ def test_step_0_is_saved_and_comes_back_from_memory_and_from_disk(node: Node) ->
             path.unlink()
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "3", None])
+def test_the_last_step_that_can_be_stored_comes_back_from_disk(node: Node) -> None:
+    step = (1 << 62) - 1
+    with node.start() as ckpt:
+        assert ckpt.should_save(step)
+        ckpt.save(step, {"x": 7}, flush=True)
+    node.stop()
+    for path in node.ram_dir.glob("own-*"):
+        path.unlink()
+    with node.start() as ckpt:
+        assert ckpt.load(live := {"x": 0}) == step and live == {"x": 7}
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", None, 1 << 62])
 def test_what_is_no_step_is_refused(node: Node, step: Any) -> None:
     with node.start() as ckpt, pytest.raises(StateError, match="expected a whole number of at least 0"):
         ckpt.save(step, {"x": 1})

@@ -199,6 +199,16 @@ def test_retention_leaves_what_another_run_may_be_writing(place: Stored) -> None
     assert [entry.step for entry in place.tier.catalog()] == [9]
 
 
+def test_steps_of_more_than_ten_digits_are_found_and_kept_by_their_number(place: Stored) -> None:
+    steps = [9_999_999_999, 10_000_000_000, (1 << 62) - 1]  # of a script that counts tokens
+    for step in steps:
+        place.commit(save_id(step))
+    assert [save.step for save in place.again("ns").steps()] == steps[::-1]
+    assert place.tier.has_since(steps[-1])
+    assert len(place.tier.retain(1)) == 2
+    assert place.tier.steps() == [save_id(steps[-1])]
+
+
 def test_steps_that_others_have_not_committed_do_not_push_out_those_that_all_have(place: Stored) -> None:
     for step in (1, 2, 3, 4):
         place.commit(save_id(step))
