@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trainer_kit import LIMIT_S, Node
@@ -21,6 +22,7 @@ from ckpt import Checkpointer
 from ckpt.format.boxes import Box
 from ckpt.worker.placement import PlacedBox, parts_of
 from ckpt.worker.save.async_copy import Background
+from ckpt.worker.save.cuda import checksum
 from ckpt.worker.save.staging import Stager
 
 
@@ -33,6 +35,7 @@ class Lane:
         self.error: RuntimeError | None = None
         self.refuses: RuntimeError | None = None
         self.copied: list[bool] = []  # for each tensor, whether beside the compute stream
+        self._changed: list[int] = []
         self._todo: queue.Queue[Callable[[], object]] = queue.Queue()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -46,16 +49,26 @@ class Lane:
         if self.refuses:
             raise self.refuses
 
-    def copy(self, views: list[torch.Tensor], tensors: list[torch.Tensor], *, beside: bool) -> None:
+    def copy(self, views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         for view, tensor in zip(views, tensors, strict=True):
-            self.copied.append(beside)
-            if beside:
-                self._todo.put(partial(view.copy_, tensor))
-            else:
-                view.copy_(tensor)  # training runs no ahead of its calls here
+            self.copied.append(False)
+            view.copy_(tensor)  # training runs no ahead of its calls here
+
+    def copy_beside(self, views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        self._changed = []
+        for number, (view, tensor) in enumerate(zip(views, tensors, strict=True)):
+            self.copied.append(True)
+            self._todo.put(partial(self._copy, number, view, tensor, checksum(tensor), self._changed))
+
+    def _copy(
+        self, number: int, view: torch.Tensor, tensor: torch.Tensor, before: torch.Tensor, changed: list[int]
+    ) -> None:
+        view.copy_(tensor)
+        if checksum(tensor) != before:
+            changed.append(number)
 
     def mark(self) -> LaneMark:
-        mark = LaneMark(self)
+        mark = LaneMark(self, self._changed)
         self._todo.put(mark.reached.set)
         return mark
 
@@ -68,17 +81,19 @@ class Lane:
 
 
 class LaneMark:
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, changed: list[int]) -> None:
         self.reached = threading.Event()
         self._lane = lane
+        self._changed = changed
 
     def hold_back(self) -> None:
         assert self.reached.wait(LIMIT_S)
 
-    def wait(self) -> None:
+    def wait(self) -> list[int]:
         assert self.reached.wait(LIMIT_S)
         if self._lane.error:
             raise self._lane.error
+        return self._changed
 
 
 @pytest.fixture
@@ -163,16 +178,26 @@ def test_a_second_save_goes_to_another_slot_while_the_first_is_copied(node: Node
     assert step == 2 and found["average"].eq(5).all()
 
 
+def clamp(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.clamp_(max=5)
+
+
+def swap_data(weight: torch.nn.Parameter) -> None:
+    """As for an evaluation with averaged weights; the tensor's version stays."""
+    weight.data.copy_(torch.full_like(weight, 99.0))
+
+
+@pytest.mark.parametrize("change", [clamp, swap_data])
 def test_a_parameter_changed_by_other_means_than_a_step_fails_the_save(
-    node: Node, caplog: pytest.LogCaptureFixture
+    node: Node, caplog: pytest.LogCaptureFixture, change: Callable[[torch.nn.Parameter], None]
 ) -> None:
     state, optimizer = training()
     ckpt, lane = start(node)
     with ckpt:
         lane.runs.clear()
         ckpt.save(1, state)
-        with torch.no_grad():
-            state["model"].weight.clamp_(max=5)
+        change(state["model"].weight)
         lane.runs.set()
         optimizer.step()
         ckpt._engine.connect().await_saves()
@@ -244,3 +269,21 @@ def test_a_tensor_that_lies_in_several_boxes_is_copied_box_by_box(node: Node, mo
     with node.start() as ckpt:
         assert ckpt.load(state) == 1
     assert torch.equal(state["x"], saved.roll(600)) and state["small"].all()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128],
+)
+@pytest.mark.parametrize("part", [(...,), (slice(1, None), slice(3)), (0, 0), (slice(0), 0)])
+def test_a_checksum_shows_a_change_of_any_element(dtype: torch.dtype, part: tuple[Any, ...]) -> None:
+    whole = torch.arange(35).reshape(5, 7).to(dtype)
+    tensor = torch.nn.Parameter(whole[part], requires_grad=dtype.is_floating_point)
+    with torch.no_grad():
+        before = checksum(tensor)
+        assert before.shape == () and before.dtype == torch.int64 and checksum(tensor) == before
+        for index in np.ndindex(*tensor.shape):
+            kept = tensor.data[index].clone()
+            tensor.data[index] = kept == 0
+            assert checksum(tensor) != before
+            tensor.data[index] = kept

@@ -3,8 +3,8 @@
 Parameters and optimizer state change only in an optimizer's step. They are copied concurrently with training, and a
 hook on every optimizer delays the next step until the copies are complete. On CUDA the GPU waits, not the CPU. All
 other tensors may change at any time. Their copies are enqueued in the compute stream, after the work that training has
-enqueued so far. If other code changes a parameter in place during the copy, the parameter's version shows it, and the
-save fails.
+enqueued so far. If other code changes a parameter before its copy is complete, its checksum shows it, and the save
+fails. The parameter's version would not show a change through `.data` or by a CUDA graph.
 """
 
 from __future__ import annotations
@@ -35,19 +35,14 @@ class CopyJob:
 class Copies:
     """The copies of one save, from their start until they are complete."""
 
-    def __init__(self, mark: CopyMark, stepped: Sequence[CopyJob]) -> None:
+    def __init__(self, mark: CopyMark, beside: Sequence[CopyJob]) -> None:
+        """`beside`: the copies that run concurrently with training."""
         self._mark = mark
-        self._versions = [(job.key, job.tensor, job.tensor._version) for job in stepped]
-        self._lock = threading.Lock()
-        self._held_back = False
-        self._changed = ""
+        self._keys = [job.key for job in beside]
 
     def hold_back(self) -> None:
         """From now on, training waits for the copies before it changes the state."""
-        with self._lock:
-            if not self._held_back:
-                self._look()
-                self._mark.hold_back()
+        self._mark.hold_back()
 
     def wait(self) -> None:
         """Returns when all copies are complete.
@@ -56,22 +51,14 @@ class Copies:
             CopyError: the device failed, or code other than an optimizer changed a tensor during the copy.
         """
         try:
-            self._mark.wait()
+            changed = self._mark.wait()
         except RuntimeError as error:
             raise CopyError(f"copying from the device failed: {str(error).splitlines()[0]}") from None
-        with self._lock:
-            if not self._held_back:
-                self._look()
-        if self._changed:
+        if changed:
             raise CopyError(
-                f"{self._changed} was changed while it was copied, and not by an optimizer's step; "
+                f"{self._keys[changed[0]]} was changed while it was copied, and not by an optimizer's step; "
                 "change parameters before save(), or after the next step"
             )
-
-    def _look(self) -> None:
-        self._held_back = True
-        self._changed = next((key for key, tensor, version in self._versions if tensor._version != version), "")
-        self._versions.clear()
 
 
 class Overlap:
@@ -94,10 +81,11 @@ class Overlap:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.hold_back())
         try:
             self._device.begin([job.tensor for job in jobs])
-            for beside in (False, True):
-                now = [job for job in jobs if job.stepped is beside]
-                self._device.copy([job.view for job in now], [job.tensor for job in now], beside=beside)
-            copies = Copies(self._device.mark(), [job for job in jobs if job.stepped])
+            beside = [job for job in jobs if job.stepped]
+            now = [job for job in jobs if not job.stepped]
+            self._device.copy([job.view for job in now], [job.tensor for job in now])
+            self._device.copy_beside([job.view for job in beside], [job.tensor for job in beside])
+            copies = Copies(self._device.mark(), beside)
         except RuntimeError as error:
             with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing more
                 self._device.mark().wait()
