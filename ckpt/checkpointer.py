@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpt.config import CheckpointConfig, config_from_env, workers_config
-from ckpt.errors import CheckpointError, ConfigError
+from ckpt.errors import ConfigError
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
@@ -115,6 +115,8 @@ class Checkpointer:
     def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
         """Restores the newest step that can be recovered, or a chosen one, from the nearest tier.
 
+        The newest step may be one that this run has saved. Saves in flight are waited for first.
+
         Tensors and arrays are filled in place, objects load their state, and plain values are replaced in the given
         dicts. DTensors and replicated tensors may have been saved by any number of ranks in any layout. Everything else
         belongs to one rank: rank r loads that of saved rank r, or of r modulo the saved world size.
@@ -157,9 +159,7 @@ class Checkpointer:
             CheckpointError: there is no such step.
             ConfigError: there is no such rank.
         """
-        if step is None and self.newest_step is None:
-            raise CheckpointError("read: there is no step to read; check Checkpointer.newest_step first")
-        saved = self._engine.saved_step(step)
+        saved = self._engine.saved_step(step, "read")
         return contents_of(saved, self._engine.rank % saved.world_size if rank is None else rank)
 
     def should_save(self, step: int) -> bool:
@@ -219,7 +219,11 @@ class Checkpointer:
 
     @property
     def newest_step(self) -> int | None:
-        """The step that load() and dcp_reader() restore; None if there is none."""
+        """The step that load(), read() and dcp_reader() restore; None if there is none.
+
+        At first the step that the agents can restore, later the newest one that this run has committed. Waits until it
+        is known whether the saves in flight are committed.
+        """
         return self._engine.newest_step
 
     def close(self, *, wait: bool = True) -> None:

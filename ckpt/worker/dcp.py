@@ -125,10 +125,8 @@ class DcpReader(StorageReader):
     """
 
     def __init__(self, engine: Engine, step: int | None) -> None:
-        if step is None and engine.newest_step is None:
-            raise CheckpointError("dcp_reader: there is no step to restore; check Checkpointer.newest_step first")
         self._engine = engine
-        self._saved: SavedStep = engine.saved_step(step)
+        self._saved: SavedStep = engine.saved_step(step, "dcp_reader")
         self._content(next(self._records()))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

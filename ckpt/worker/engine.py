@@ -13,7 +13,7 @@ from typing import Any
 from ckpt import elastic_event
 from ckpt.agent.rpc.transport import world_of
 from ckpt.config import CheckpointConfig, Place, config_from_env
-from ckpt.errors import AgentError, ConfigError, StateError
+from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.fork import drop_descriptors_below, let_go_when_forked
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
@@ -120,8 +120,10 @@ class Engine:
         session = self.connect(restoration.wants if step is None else None)
         self._stager.hold_back()
         loaded = None
-        if step is not None or session.plan.step is not None:
-            saved = self.saved_step(step)
+        if step is None:
+            step = session.newest_step()
+        if step is not None:
+            saved = session.saved_step(step)
             restoration.fill(saved)
             session.loaded()
             loaded = saved.step
@@ -134,8 +136,20 @@ class Engine:
             session.prepare(self._stager.plan(take_apart(state, self._world)))
         return loaded
 
-    def saved_step(self, step: int | None = None) -> SavedStep:
-        """The shards of `newest_step`, or of another step that is complete in one tier."""
+    def saved_step(self, step: int | None, caller: str) -> SavedStep:
+        """The shards of a step that is complete in one tier.
+
+        Args:
+            step: None: `newest_step`.
+            caller: the name of the public function, for the error if there is no step.
+
+        Raises:
+            CheckpointError: there is no such step.
+        """
+        if step is None:
+            step = self.newest_step
+        if step is None:
+            raise CheckpointError(f"{caller}: there is no step to restore; check Checkpointer.newest_step first")
         return self.connect().saved_step(step)
 
     def loaded(self) -> None:
@@ -214,8 +228,8 @@ class Engine:
 
     @property
     def newest_step(self) -> int | None:
-        """The step that load() restores; None if there is none."""
-        return self.connect().plan.step
+        """See ckpt.Checkpointer."""
+        return self.connect().newest_step()
 
     @property
     def failed_saves(self) -> int:

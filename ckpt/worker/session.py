@@ -16,7 +16,7 @@ from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, CopyError
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId
-from ckpt.memory.arena import Arena, Slot
+from ckpt.memory.arena import Arena, Slot, Use
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.load.shard_reader import SavedStep
@@ -81,7 +81,9 @@ class Session:
         if wants is not None:
             self._prefetch(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
-        self.plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        self._plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
+        self._committed: int | None = None  # the newest step that this run has committed
+        self._is_reading = False  # whether the agent may hold fetched shards for this worker
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
@@ -92,18 +94,41 @@ class Session:
         self._pin = pin
         threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
 
-    def saved_step(self, step: int | None = None) -> SavedStep:
+    def newest_step(self) -> int | None:
+        """The newest step that can be restored; None if there is none.
+
+        Waits for the outcome of this rank's saves in flight. So all ranks find the same step after the same saves.
+
+        Raises:
+            AgentError: the outcome is not known in time.
+        """
+        deadline = time.monotonic() + self._deadlines.saves_s
+        self._settle(self._deadlines.saves_s)
+        wait_s = 0.0
+        while self._handle_events(wait_s) and not self._hopeless and self._is_saving():
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                raise AgentError(
+                    f"rank {self._identity.rank}: no outcome of the last saves within {self._deadlines.saves_s:g} s; "
+                    f"the agent of node {self._place.node} still holds: {self._arena.describe()}"
+                )
+        return max((step for step in (self._plan.step, self._committed) if step is not None), default=None)
+
+    def _is_saving(self) -> bool:
+        return any(slot.use is Use.IN_FLIGHT for slot in self._arena.slots)
+
+    def saved_step(self, step: int) -> SavedStep:
         """The shards of the planned step, or of another one from a tier that has all of them.
 
         Raises CheckpointError: no tier has all of them.
         """
-        if step is None or step == self.plan.step:
-            assert self.plan.step is not None
-            return self._saved_step(self.plan.step, self.plan.world_size, self.plan.tier)
+        self._is_reading = True
+        if step == self._plan.step:
+            return self._saved_step(step, self._plan.world_size, self._plan.tier)
         try:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
         except AgentError as error:
-            raise CheckpointError(f"step {step} is not the newest that can be recovered: {error}") from None
+            raise CheckpointError(f"step {step} is not the one restored at the start: {error}") from None
         return self._saved_step(step, reply["world_size"], reply["tier"])
 
     def map_slots(self) -> None:
@@ -157,7 +182,9 @@ class Session:
 
     def loaded(self) -> None:
         """Tells the agent that it may free what it fetched for this worker."""
-        self._send("loaded", step=self.plan.step)
+        if self._is_reading:
+            self._is_reading = False
+            self._send("loaded")
 
     def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
         """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
@@ -167,6 +194,7 @@ class Session:
             tokens: those of the groups that share replicas; see ckpt.worker.save.replicas.
             flush: whether to write the step to every lower tier, whatever its cadence.
         """
+        self.loaded()  # what read() returned is read before the next save
         with self._lock:
             started = time.monotonic()
             slot, reason = self._take(step)
@@ -303,7 +331,7 @@ class Session:
         for step in self._arena.rejoin(_save_in(reply, self._place), pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
-        self._agent, self._generation = agent, reply["generation"]
+        self._agent, self._generation, self._committed = agent, reply["generation"], reply["step"]
         self._lost, self._hopeless = False, ""
         away_s = time.monotonic() - self._away_since_s
         level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
@@ -347,6 +375,7 @@ class Session:
         step = event.get("step", 0)
         match event["event"]:
             case "committed":
+                self._committed = step
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
                 self._report("in the memory of all nodes", event)
             case "flushed":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from agent_kit import World, config, content, run
-from trainer_kit import Node, settle
+from trainer_kit import Node, checkpointer, settle
 
-from ckpt.errors import CheckpointError
+from ckpt.errors import AgentError, CheckpointError
+from ckpt.timeouts import WorkerDeadlines
 
 NODES = ["a", "b"]
 
@@ -61,6 +63,39 @@ def test_a_step_that_no_tier_has_is_an_error_and_the_state_stays(node: Node) -> 
         with pytest.raises(CheckpointError, match=r"step 3 .*no node's memory or disk has all of it; it is not in .*"):
             ckpt.load(live, step=3)
         assert live["n"] == -1 and ckpt.load(live) == 9
+
+
+def test_a_load_after_a_save_finds_what_this_run_has_committed(node: Node) -> None:
+    live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+    with node.start() as ckpt:
+        assert ckpt.newest_step is None and ckpt.load(live) is None
+        ckpt.save(5, {"x": np.full(1000, 5), "n": 5})
+        assert ckpt.load(live) == 5 and live["n"] == 5 and (live["x"] == 5).all()
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 5
+        for step in (7, 9, 11, 13):  # none goes to a lower tier, and the slots of step 5 are used again
+            ckpt.save(step, {"x": np.full(1000, step), "n": step})
+            settle(ckpt)
+        assert ckpt.newest_step == 13 and ckpt.load(live) == 13 and (live["x"] == 13).all()
+        assert ckpt.read().step == 13
+
+
+def test_no_newest_step_is_given_while_a_save_has_no_outcome(tmp_path: Path) -> None:
+    """Otherwise ranks could load different steps."""
+
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, config()) as world:
+            ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=WorkerDeadlines(saves_s=0.2))
+            in_thread = asyncio.to_thread
+            await in_thread(ckpt.save, 1, {"x": 1})
+            with pytest.raises(AgentError, match=r"rank 1: no outcome of the last saves within 0\.2 s"):
+                await in_thread(lambda: ckpt.newest_step)
+            world.workers[0].save(1, 0)
+            await world.workers[1].event("committed", step=1)
+            assert await in_thread(lambda: ckpt.newest_step) == 1
+            await in_thread(ckpt.close)
+
+    run(test)
 
 
 def test_every_node_reads_a_chosen_step_from_the_nodes_that_hold_it(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from trainer_kit import Node
+from agent_kit import World, config, run, until
+from trainer_kit import Node, checkpointer
 
 from ckpt.errors import CheckpointError, ConfigError
 
@@ -24,7 +26,7 @@ def test_a_step_is_read_without_a_state_to_fill(node: Node) -> None:
     net = torch.nn.Linear(3, 2)
     table = np.arange(2_000_000.0).reshape(-1, 4)
     with node.start() as ckpt:
-        with pytest.raises(CheckpointError, match="there is no step to read"):
+        with pytest.raises(CheckpointError, match="read: there is no step to restore"):
             ckpt.read()
         for step in (1, 2):
             ckpt.save(step, {"net": net, "epoch": step, "pair": (net.weight, {1: table}), "one": torch.tensor(5.0)})
@@ -45,7 +47,7 @@ def test_a_step_is_read_without_a_state_to_fill(node: Node) -> None:
         assert older.state["epoch"] == 1 and torch.equal(older.state["net"]["bias"].read(), net.bias)
         with pytest.raises(ConfigError, match="step 2: no rank 1; it was saved by 1 ranks"):
             ckpt.read(rank=1)
-        with pytest.raises(CheckpointError, match="step 7 is not the newest"):
+        with pytest.raises(CheckpointError, match="step 7 is not the one restored at the start"):
             ckpt.read(7)
         state = {"net": torch.nn.Linear(3, 2), "epoch": 0}
         assert ckpt.load(state, strict=False) == 2, "a step that was read still loads"
@@ -63,3 +65,21 @@ def test_rows_that_are_damaged_are_not_read_and_the_others_are(node: Node) -> No
         assert found[:1000].eq(1).all()
         with pytest.raises(CheckpointError, match="no source left: all were found damaged"):
             found.read()
+
+
+def test_what_a_read_has_fetched_leaves_memory_at_the_next_save(tmp_path: Path) -> None:
+    async def test() -> None:
+        fetched = tmp_path / "a" / "fetch-1.data"
+        for attempt in range(2):
+            async with World(tmp_path, ["a", "b"], attempt, config(scheme="none")) as world:
+                ranks = [checkpointer(place, config(), rank=rank) for rank, place in enumerate(world.places)]
+                if attempt:
+                    contents = await asyncio.to_thread(ranks[0].read, rank=1)
+                    assert (await asyncio.to_thread(contents.state["x"].read)).tolist() == [1, 1, 1]
+                    assert fetched.exists()
+                for rank, ckpt in enumerate(ranks):
+                    await asyncio.to_thread(ckpt.save, attempt, {"x": np.full(3, rank)})
+                await until(lambda: not fetched.exists())
+                await asyncio.gather(*(asyncio.to_thread(ckpt.close) for ckpt in ranks))
+
+    run(test)
