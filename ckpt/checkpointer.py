@@ -191,6 +191,7 @@ class Checkpointer:
 
         Raises:
             StateError: the state contains something that cannot be stored. The message names it.
+            ConfigError: another Checkpointer of this process has saved, and is open.
             AgentError: the agent did not reply, and this is the first call of all. No other error is raised: a failed
                 save is logged and counted in `failed_saves`.
         """

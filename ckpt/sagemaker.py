@@ -9,7 +9,8 @@
     dcp.load(state, storage_reader=SageMakerTieredStorageReader(checkpoint_config=config))
 
 Writers and readers of one process share one connection for each namespace. It is closed when the process ends. Under
-the launcher the job file configures the tiers, and `s3_tier_base_path` is not used.
+the launcher the job file configures the tiers and the namespace. `s3_tier_base_path` is not used, `namespace` is only a
+name, and a script can use one namespace.
 """
 
 from __future__ import annotations
@@ -76,8 +77,14 @@ class SageMakerTieredStorageReader(DcpReader):
 
 def _engine(config: SageMakerCheckpointConfig) -> Engine:
     """This process's engine for a namespace."""
-    pid, found = _open.get(config.namespace, (0, None))
-    if found is None or pid != os.getpid():
+    mine = {namespace: engine for namespace, (pid, engine) in _open.items() if pid == os.getpid()}
+    found = mine.get(config.namespace)
+    if found is None:
+        if mine and "HOLDFAST_RUN_ID" in os.environ:
+            raise ConfigError(
+                f"SageMakerCheckpointConfig.namespace: got {config.namespace!r}, but this process uses {min(mine)!r}; "
+                "all steps of a job go to the job file's namespace, so use one"
+            )
         world_size = os.environ.get("WORLD_SIZE")
         if world_size is not None and int(world_size) != config.world_size:
             raise ConfigError(

@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ckpt import elastic_event
@@ -29,6 +31,7 @@ from ckpt.worker.session import Identity, Session, Stage, rate
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
 
+_saving: weakref.WeakValueDictionary[tuple[Path, int], Engine] = weakref.WeakValueDictionary()  # by slots in use
 _STEPS_END = 1 << 62  # SaveId refuses this step and later ones
 
 log = logging.getLogger("ckpt")
@@ -184,6 +187,10 @@ class Engine:
         if step <= self._last_step:
             log.warning("rank %d: step %d is dropped: step %d was saved before it", self.rank, step, self._last_step)
             return
+        if _saving.setdefault(self._slots, self) is not self:
+            raise ConfigError(
+                f"rank {self.rank}: another Checkpointer of this process saves to the same memory; use one"
+            )
         self._last_step = step
         stopping = self._cadence is not None and self._cadence.stopping
         self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, flush=flush or stopping)
@@ -227,6 +234,11 @@ class Engine:
         return self._identity.rank
 
     @property
+    def _slots(self) -> tuple[Path, int]:
+        """Identifies this rank's slots. A second engine would overwrite the step that the first one has committed."""
+        return self.place.ram_dir, self._identity.local_rank
+
+    @property
     def newest_step(self) -> int | None:
         """See ckpt.Checkpointer."""
         return self.connect().newest_step()
@@ -264,6 +276,7 @@ class Engine:
         if self._is_forked:
             return
         elastic_event.forget(self)
+        self._leave_slots()
         with self._lock:
             if self._session:
                 self._session.close(wait=wait)
@@ -281,6 +294,11 @@ class Engine:
         self._is_forked = True
         drop_descriptors_below(self.place.ram_dir)
         self._session = self._cadence = None
+        self._leave_slots()
+
+    def _leave_slots(self) -> None:
+        if _saving.get(self._slots) is self:
+            del _saving[self._slots]
 
 
 def _identity(env: Mapping[str, str]) -> Identity:

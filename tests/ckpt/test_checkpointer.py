@@ -21,7 +21,7 @@ from waiting import until
 from ckpt import Monitor
 from ckpt.agent.rpc.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
-from ckpt.errors import AgentError, StateError
+from ckpt.errors import AgentError, ConfigError, StateError
 from ckpt.format.shard_record import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.timeouts import WorkerDeadlines
@@ -454,6 +454,17 @@ def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureF
     with node.start() as ckpt:
         assert ckpt.load(live) == 3
     assert live == {"x": 1}
+
+
+def test_a_second_checkpointer_of_a_process_cannot_save_to_the_same_slots(node: Node) -> None:
+    with node.start() as first, node.checkpointer() as second:
+        first.save(1, {"x": 1})
+        with pytest.raises(ConfigError, match="another Checkpointer of this process saves to the same memory"):
+            second.save(2, {"x": 2})
+        first.close()
+        second.save(3, {"x": 3})
+    with node.start() as ckpt:
+        assert ckpt.load(live := {"x": 0}) == 3 and live == {"x": 3}
 
 
 def test_a_stop_is_seen_once_saved_and_flushed(node: Node) -> None:

@@ -11,9 +11,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from trainer_kit import Node
 
-from ckpt import Monitor, elastic_event
+from ckpt import Monitor, elastic_event, sagemaker
 from ckpt.elastic_event import elastic_event_detected
-from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageWriter
+from ckpt.errors import ConfigError
+from ckpt.sagemaker import SageMakerCheckpointConfig, SageMakerTieredStorageReader, SageMakerTieredStorageWriter
 from ckpt.tiers.posix import SharedTier
 
 
@@ -63,6 +64,19 @@ def test_a_hyperpod_script_without_a_checkpointer_stops_and_its_last_save_is_flu
     opened.close()
     assert [save.step for save in SharedTier(node.shared, "ns").steps()] == [step]
     assert elastic_event.opened() is None
+
+
+def test_a_hyperpod_script_has_one_namespace_which_is_the_jobs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.start().close()  # the agent
+    for name, value in environment(node).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sagemaker, "_open", {})
+    best = SageMakerCheckpointConfig(namespace="best", world_size=1, save_to_s3=True)
+    dcp.save({"w": torch.ones(3)}, storage_writer=SageMakerTieredStorageWriter(best, 1))
+    with pytest.raises(ConfigError, match=r"namespace: got 'last', but this process uses 'best'"):
+        SageMakerTieredStorageReader(SageMakerCheckpointConfig(namespace="last", world_size=1))
+    sagemaker._close_all()
+    assert [save.step for save in SharedTier(node.shared, "ns").steps()] == [1]
 
 
 def test_without_agents_nothing_is_detected() -> None:
