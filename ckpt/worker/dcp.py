@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -134,15 +134,14 @@ class DcpReader(StorageReader):
 
     def read_metadata(self, *args: Any) -> Metadata:
         """Builds DCP's metadata from the layouts of all ranks' shards."""
-        tensors: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
         mappings: dict[str, Any] = {}
         for record in self._records():
             content = self._content(record)
             mappings.update(decode(content["mappings"]))
-            tensors.update({fqn: BytesStorageMetadata() for fqn, _ in content["objects"]})
-            for chunk in record.layout.chunks:
-                _add_chunk(tensors, chunk)
-        return Metadata(state_dict_metadata=tensors, planner_data=mappings)
+            objects.update({fqn: BytesStorageMetadata() for fqn, _ in content["objects"]})
+        tensors = tensor_metadata(chunk for record in self._records() for chunk in record.layout.chunks)
+        return Metadata(state_dict_metadata={**objects, **tensors}, planner_data=mappings)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Does nothing: no rank coordinates the others."""
@@ -224,15 +223,19 @@ def _piece(item: WriteItem, data: torch.Tensor) -> Piece:
     return Piece(key=item.index.fqn, data=data.reshape(box.sizes), shape=tuple(item.tensor_data.size), box=box)
 
 
-def _add_chunk(tensors: dict[str, Any], chunk: Chunk) -> None:
-    """Adds a chunk to the metadata of its tensor; replicas are added once."""
-    metadata = tensors.get(chunk.key)
-    if metadata is None:
-        properties = TensorProperties(dtype=torch_dtype(chunk))
-        metadata = tensors[chunk.key] = TensorStorageMetadata(properties, torch.Size(chunk.shape), [])
-    box = ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
-    if box not in metadata.chunks:
-        metadata.chunks.append(box)
+def tensor_metadata(chunks: Iterable[Chunk]) -> dict[str, TensorStorageMetadata]:
+    """DCP's metadata of the tensors in the shards of all ranks. A box of which there are replicas is listed once."""
+    found: dict[str, TensorStorageMetadata] = {}
+    boxes: set[tuple[object, ...]] = set()
+    for chunk in chunks:
+        if chunk.key not in found:
+            properties = TensorProperties(dtype=torch_dtype(chunk))
+            found[chunk.key] = TensorStorageMetadata(properties, torch.Size(chunk.shape), [])
+        if (box := (chunk.key, chunk.offsets, chunk.sizes)) not in boxes:
+            boxes.add(box)
+            offsets, sizes = torch.Size(chunk.offsets), torch.Size(chunk.sizes)
+            found[chunk.key].chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+    return found
 
 
 def _wanted(item: ReadItem) -> Box:
