@@ -104,6 +104,40 @@ def test_a_module_with_other_keys_is_refused_by_name(node: Node) -> None:
         ckpt.load({"net": torch.nn.Linear(2, 2, bias=False)})
 
 
+class Counting(torch.nn.Module):
+    """A module as of Transformer Engine or torchmetrics, whose extra state and list grow in training."""
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__()
+        self.seen = [torch.full((2,), number) for number in range(count)]
+        self.history = torch.arange(count)
+
+    def get_extra_state(self) -> Any:
+        return self.history
+
+    def set_extra_state(self, state: Any) -> None:
+        self.history = state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}seen"] = self.seen
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.seen = state_dict.pop(f"{prefix}seen")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@pytest.mark.parametrize("live", [0, 3, 7])
+def test_a_modules_extra_state_and_lists_may_have_another_size(node: Node, live: int) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"net": torch.nn.Sequential(torch.nn.Linear(2, 2), Counting(5))})
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), Counting(live))
+    with node.start() as ckpt:
+        assert ckpt.load({"net": net}) == 1
+    found = net[1]
+    assert found.history.tolist() == [0, 1, 2, 3, 4] and [int(seen[1]) for seen in found.seen] == [0, 1, 2, 3, 4]
+
+
 def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
     def optimizer(groups: int) -> torch.optim.Optimizer:
         return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr=0.1)

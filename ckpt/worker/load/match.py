@@ -24,6 +24,7 @@ from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_target, is_stateful, tag_of_live, waited
 
 Finish = Callable[[], Any]  # returns the value to put in place, once the bytes have been read
+Match = Callable[[Any, Any, Path], Finish]  # compares a live value with the saved one
 DCP = "#dcp"  # tag of the tree of a step that was saved through ckpt.worker.dcp
 
 
@@ -101,12 +102,14 @@ class _Match:
             return self._sequence(live, node, path)
         raise _mismatch(path, node, type(live).__name__)
 
-    def mapping(self, live: dict[Any, Any], node: Any, path: Path) -> Finish:
+    def mapping(self, live: dict[Any, Any], node: Any, path: Path, match: Match | None = None) -> Finish:
+        """Compares the values of a dict by `match`; by default with `any`."""
+        match = match or self.any
         entries = items_of(node)
         if entries is None:
             raise _mismatch(path, node, "dict")
         _check_keys(live, entries, path, self.strict)
-        finishers = {key: self.any(value, entries[key], (*path, key)) for key, value in live.items()}
+        finishers = {key: match(value, entries[key], (*path, key)) for key, value in live.items()}
 
         def finish() -> dict[Any, Any]:
             for key, value in finishers.items():
@@ -138,12 +141,18 @@ class _Match:
             self.given[path] = live.state_dict()
         inner, state = node[STATE], self.given[path]
         if is_module(live):
-            finish = self.mapping(state, inner, path)
+            finish = self.mapping(state, inner, path, self._of_module)
         elif is_optimizer(live):
             finish = self._optimizer(live, state, inner, path)
         else:
             finish = self._free(state, inner, path, None)
         return lambda: _load(live, finish(), path)
+
+    def _of_module(self, live: Any, node: Any, path: Path) -> Finish:
+        """Compares one value of a module's state. Extra states and lists may change their size in training."""
+        if isinstance(live, list) or str(path[-1]).endswith("_extra_state"):
+            return self._free(live, node, path, None)
+        return self.any(live, node, path)
 
     def _optimizer(self, live: torch.optim.Optimizer, state: Any, node: Any, path: Path) -> Finish:
         """Tensors of an optimizer that has not stepped yet are created like the parameters they belong to."""
