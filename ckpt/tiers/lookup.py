@@ -90,7 +90,7 @@ def _directories(path: Path) -> list[SharedTier]:
         below = sorted(path.iterdir())
         folders = [folder for folder in below if (folder / MARK).is_file()]
         others = [folder for folder in below if folder not in folders]  # may be directories of nodes
-        folders += [mark.parent for other in others for mark in sorted(other.glob(f"*/{MARK}"))]
+        folders += [mark.parent for other in others for mark in sorted(other.glob(f"*/{MARK}")) if mark.is_file()]
     return [_directory(folder.absolute()) for folder in folders]
 
 

@@ -23,7 +23,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
-from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.mark import MARK, MAX_BYTES, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
@@ -231,7 +231,7 @@ def _check_owner(folder: Path) -> None:
 def read_mark(folder: Path) -> Mark:
     """Read the mark of a namespace's folder. Raises NamespaceError if it cannot be read."""
     try:
-        data = (folder / MARK).read_bytes()
-    except OSError as error:
+        data = read_regular(folder / MARK, MAX_BYTES)
+    except (CorruptError, OSError) as error:
         raise NamespaceError(f"{folder / MARK}: cannot be read ({error}); restore or remove it") from None
     return parse_mark(data, str(folder / MARK))

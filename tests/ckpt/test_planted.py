@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
 
+from ckpt.errors import NamespaceError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
-from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.lookup import tiers_at
+from ckpt.tiers.posix import SharedTier, check_shared
 
 
 def contents_of(directory: Path) -> dict[str, bytes]:
@@ -80,3 +82,21 @@ def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
         assert contents_of(outside) == before
 
     run(test)
+
+
+@pytest.mark.parametrize("where", ["mark", "parent"])
+def test_a_pipe_in_place_of_a_mark_is_refused_and_not_waited_for(tmp_path: Path, where: str) -> None:
+    """Any user may have made it, if the directory is open to all."""
+    (tmp_path / "ns").mkdir()
+    os.mkfifo(tmp_path / "holdfast.json" if where == "parent" else tmp_path / "ns" / "holdfast.json")
+    for check in (lambda: check_shared(tmp_path, "ns"), SharedTier(tmp_path, "ns").prepare):
+        with pytest.raises(NamespaceError, match=r"holdfast\.json: cannot be read \(.*: is not a regular file\)"):
+            check()
+
+
+def test_a_pipe_beside_namespaces_is_no_namespace(tmp_path: Path) -> None:
+    SharedTier(tmp_path / "node", "ns").prepare()
+    for pipe in ("stranger", "node/stranger"):
+        (tmp_path / pipe).mkdir()
+        os.mkfifo(tmp_path / pipe / "holdfast.json")
+    assert [tier.namespace for tier in tiers_at(str(tmp_path))] == ["ns"]
