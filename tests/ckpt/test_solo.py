@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from waiting import until
 from ckpt import Checkpointer
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
-from ckpt.worker.standalone.memory_dir import read_note
+from ckpt.tiers.claim import Claim
+from ckpt.worker.standalone.memory_dir import read_note, run_id
 
 
 @pytest.fixture
@@ -97,6 +100,23 @@ def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
     finally:
         first.close()
     Checkpointer(namespace=namespace).close()
+
+
+def test_a_start_on_another_node_is_another_run_and_does_not_evict_a_live_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = CheckpointConfig.from_mapping({"namespace": "ns", "shared": {"path": str(tmp_path)}})
+
+    def claim() -> Claim:
+        return Claim(
+            run_id=run_id(config), attempt=int(time.time()), nonce="n", user="u", host="h", job="", since_s=1.5e9
+        )
+
+    live, in_job = claim(), run_id(config, "slurm-cluster-7")
+    assert live.yields_to(claim()), "the lock of the memory directory has shown that the earlier start has ended"
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
+    assert not live.yields_to(claim())
+    assert run_id(config, "slurm-cluster-7") == in_job
 
 
 def test_several_nodes_without_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

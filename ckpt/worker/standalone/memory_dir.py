@@ -29,12 +29,16 @@ def slurm_job(env: Mapping[str, str]) -> str:
 
 
 def run_id(config: CheckpointConfig, job: str = "") -> str:
-    """The run's id: the same for every start with the same shared directory. A new directory gives a new id.
+    """The run's id: the same for every start on this node with the same shared directory. A new directory gives a new
+    id.
+
+    A later start of a run takes over its claim at once. On another node no lock shows whether the earlier start is
+    alive, so a start there is another run.
 
     Args:
-        job: the Slurm job in which the run is; "" if later starts on this node continue the run.
+        job: the Slurm job in which the run is, and whose nodes share the id; "" if there is none.
     """
-    name = f"{job or 'solo'}-{config.namespace}"
+    name = f"{job or f'solo-{os.uname().nodename}'}-{config.namespace}"
     if config.shared is None:
         return name
     created = SharedTier(config.shared.path, config.namespace).prepare()
