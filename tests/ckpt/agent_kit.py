@@ -218,9 +218,9 @@ class Worker(Link):
             file.write(data)
         return data
 
-    def save(self, step: int, slot: int, data: bytes | None = None, flush: bool = False) -> None:
-        staged = self.stage(step, slot, data)
-        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=layout(len(staged)).to_json(), flush=flush)
+    def save(self, step: int, slot: int, data: bytes | None = None, flush: bool = False, **fields: Any) -> None:
+        staged = layout(len(self.stage(step, slot, data))).to_json()
+        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=staged, flush=flush, **fields)
 
     async def read(self, rank: int, blocks: list[int] | None = None, step: int | None = None) -> bytes:
         """The bytes of a saved rank, as `open` leads to them."""
@@ -309,8 +309,13 @@ class World:
         for worker in self.workers:
             await worker.event("committed", step=step)
 
+    def has_sealed(self, node: int, step: int, local_rank: int = 0) -> bool:
+        """Whether a node has sealed a local rank's shard of a save in flight."""
+        save = self.agents[node]._saves._in_flight.get(step)
+        return save is not None and local_rank in save.names
+
     async def stop_before_protect(self, step: int, slot: int) -> None:
-        """All workers save; returns once all shards are sealed. No redundancy is ever made."""
+        """All workers save; returns once all shards are published. No redundancy is ever made."""
 
         async def never(source: int, **fields: Any) -> None:
             await asyncio.Event().wait()

@@ -157,7 +157,7 @@ def test_a_newer_complete_step_drops_an_older_incomplete_one(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             world.workers[0].save(10, 0)
-            await until(lambda: names(world.places[0].ram_dir) == {"own-0-0"})
+            await until(lambda: world.has_sealed(0, 10))
             await world.save(20, 1)
             assert "step 20" in (await world.workers[0].event("dropped", step=10))["reason"]
             await world.await_saves()
@@ -199,7 +199,7 @@ def test_a_lost_node_drops_the_save_naming_it_and_the_next_save_still_works_else
                 worker.stage(20, 1)
             world.workers[1].save(20, 1)
             world.workers[2].save(20, 1)
-            await until(lambda: all("own-0-1" in names(place.ram_dir) for place in world.places[1:]))
+            await until(lambda: world.has_sealed(1, 20) and world.has_sealed(2, 20))
             world.fake.dead.add(2)
             world.workers[0].save(20, 1)
             dropped = await world.workers[0].event("dropped", step=20)
@@ -214,7 +214,7 @@ def test_when_the_transport_fails_unpromised_saves_are_dropped_and_workers_are_s
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.save(10, 0)
             world.workers[1].save(20, 1)
-            await until(lambda: "own-0-1" in names(world.places[1].ram_dir))
+            await until(lambda: world.has_sealed(1, 20))
             for transport in world.fake.transports:
                 transport.fail = "MPI_ERR_PROC_FAILED"
             await world.workers[1].event("dropped", step=20)

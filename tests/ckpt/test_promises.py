@@ -19,10 +19,50 @@ def test_a_save_is_complete_when_every_rank_of_every_node_has_sealed_it(tmp_path
         async with World(tmp_path, ["a"], 0, config(), ranks_per_node=2) as world:
             first, second = world.workers
             first.save(10, 0)
-            await until((tmp_path / "a" / "own-0-0.json").exists)
+            await until(lambda: world.has_sealed(0, 10))
             second.save(10, 0)
             await world.monitors[0].event("commit", step=10, bytes=2 * len(content(0, 10)))
             await second.event("committed", step=10)
+
+    run(test)
+
+
+def test_shards_that_do_not_have_all_tensors_together_are_never_found(tmp_path: Path) -> None:
+    """Every rank's shard of step 20 is sealed, but the ranks disagree on what they share."""
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+            for worker in world.workers:
+                worker.save(20, 1, tokens={f"of rank {worker.rank}": 2})
+            dropped = [await worker.event("dropped", step=20) for worker in world.workers]
+            assert all(event["replicas_differ"] for event in dropped)
+            await world.kill()
+            async with World(tmp_path, ["a", "b"], 0, config(), generation=1) as renewed:
+                answers = await asyncio.gather(*(w.request("rejoin", generation=0) for w in renewed.workers))
+                assert [answer["step"] for answer in answers] == [10, 10]
+        async with World(tmp_path, ["a", "b"], 1, config()) as world:
+            assert (await world.plan())["step"] == 10
+
+    run(test)
+
+
+def test_shards_that_were_never_compared_are_not_found(tmp_path: Path) -> None:
+    """The leader is killed between the last shard that is sealed and its decision."""
+
+    async def silent(source: int, **fields: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+            world.agents[0]._peers.handle("sealed", silent)
+            for worker in world.workers:
+                worker.save(20, 1, tokens={f"of rank {worker.rank}": 2})
+            await until(lambda: all(world.has_sealed(node, 20) for node in range(2)))
+            await world.kill()
+        async with World(tmp_path, ["a", "b"], 1, config()) as world:
+            assert (await world.plan())["step"] == 10
 
     run(test)
 
@@ -37,7 +77,7 @@ def test_a_step_that_one_rank_of_a_node_has_missed_is_waited_for_by_no_other(tmp
                 await second.request("drop_up_to", step=20, rank=1)
             first.save(20, 0)
             if not told_first:
-                await until((tmp_path / "a" / "own-0-0.json").exists)
+                await until(lambda: world.has_sealed(0, 20))
                 second.send(op="drop_up_to", step=20, rank=1)
             reason = (await first.event("dropped", step=20))["reason"]
             assert ("dropped already" if told_first else "rank 1 was without an agent") in reason

@@ -92,7 +92,7 @@ def test_a_save_that_one_rank_never_sealed_is_passed_over(tmp_path: Path) -> Non
             await world.plan()
             await world.save(10, slot=0)
             world.workers[0].save(20, slot=1)
-            await until((tmp_path / "a" / "own-0-1.json").exists)
+            await until(lambda: world.has_sealed(0, 20))
             await world.kill()
             async with World(tmp_path, ["a", "b"], 0, config(), generation=1) as renewed:
                 answers = await asyncio.gather(*(w.request("rejoin", generation=0) for w in renewed.workers))

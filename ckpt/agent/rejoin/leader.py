@@ -1,7 +1,7 @@
 """Node rank 0 leads agents that have replaced lost ones during an attempt, until saving continues.
 
 inventory -> the newest save that is whole where its ranks run -> verify it, complete its redundancy -> workers save
-again. That save may have been in flight when the old agents were lost. If all its shards are sealed, it counts as
+again. That save may have been in flight when the old agents were lost. If all its shards are published, it counts as
 committed from now on. Workers drop all other saves that were in flight. If this attempt has saved nothing yet, the
 redundancy of the step that it restored is completed. Nothing is restored, and training continues meanwhile.
 """

@@ -161,7 +161,9 @@ TO_LEADER = Way("node", "leader", {
 
 # From the leader to a node's agent.
 TO_NODE = Way("leader", "node", {
-    "protect": message("Makes this node's redundancy of a save, once all nodes have sealed it.",
+    "publish": message("Writes the records of this node's shards of a save, once all nodes have sealed it.",
+        step=int, deadline="answer_s"),
+    "protect": message("Makes this node's redundancy of a save, once all nodes have published it.",
         step=int, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
         step=int, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),

@@ -1,6 +1,7 @@
-"""The agent of node rank 0 leads each save: all nodes seal, all protect, then commit.
+"""The agent of node rank 0 leads each save: all nodes seal, publish, protect, then commit.
 
-A failed save is dropped everywhere.
+A failed save is dropped everywhere. Shards whose replicas differ do not have all tensors together. A restore cannot
+see that, so such shards are never published.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class SaveLeader(Part):
             await self._drop(save.step, reason, replicas_differ=True)
             return
         try:
+            await self._context.call_training("publish", step=save.step)
             await self._context.call_training("protect", step=save.step)
         except PeerError as error:
             await self._drop(save.step, str(error))

@@ -1,4 +1,4 @@
-"""A save on one node: its workers' shards are sealed and protected, then the save is committed or dropped.
+"""A save on one node: its workers' shards are sealed, published and protected, then the save is committed or dropped.
 
 The leader (node rank 0) decides; see leader.py. A node that has answered "protect" has promised the save: it keeps the
 shards until it learns the outcome. Before that it may ask to drop the save.
@@ -38,6 +38,7 @@ class Save:
     step: int
     since_s: float = field(default_factory=time.monotonic)
     names: dict[int, str] = field(default_factory=dict)  # names of the sealed shards, by local rank
+    records: dict[str, ShardRecord] = field(default_factory=dict)  # of the sealed shards, by name
     tasks: Tasks = field(default_factory=Tasks)  # sealing, protecting, and watching both
     tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
     members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
@@ -190,13 +191,12 @@ class SaveNode(Part):
             await self._ask_drop(save, f"node {self._place.nodes[0]} has not called for redundancy within its deadline")
 
     async def _seal(self, save: Save, local_rank: int, name: str, staged: ShardRecord) -> None:
-        """Checksums a staged shard, publishes it, and reports to the leader once all shards of the node are sealed."""
+        """Checksums a staged shard, and reports to the leader once all shards of the node are sealed."""
         try:
             async with self._sealing[local_rank]:
                 data = self._memory_store.bytes_of(name, staged.layout.nbytes)
                 blocks = await asyncio.to_thread(checksums, data)
-                self._memory_store.publish(name, replace(staged, blocks=blocks))
-                save.names[local_rank] = name
+                save.names[local_rank], save.records[name] = name, replace(staged, blocks=blocks)
             save.nbytes += len(data)
             if len(save.names) == self._place.ranks_per_node:
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
@@ -215,6 +215,13 @@ class SaveNode(Part):
             if not save.promised:
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
+
+    async def _on_publish(self, source: int, step: int) -> None:
+        save = self._in_flight.get(step)
+        if save is None:
+            raise AgentError(f"step {step} was dropped here")
+        for name, record in save.records.items():
+            self._memory_store.publish(name, record)
 
     async def _on_protect(self, source: int, step: int) -> None:
         save = self._in_flight.get(step)
