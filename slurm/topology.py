@@ -30,11 +30,12 @@ class Topology:
     """The switches of a cluster. Without switches, all nodes have the same distance."""
 
     def __init__(self, switches: Iterable[Switch] = ()) -> None:
-        self._switches = sorted(switches, key=lambda switch: switch.level)
-        self._leaf: dict[str, str] = {}
-        for switch in self._switches:
+        self._above: dict[str, list[Switch]] = {}  # the switches above each node, the lowest first
+        by_level = sorted(switches, key=lambda switch: switch.level)
+        for switch in by_level:
             for node in switch.nodes:
-                self._leaf.setdefault(node, switch.name)
+                self._above.setdefault(node, []).append(switch)
+        self._apart = by_level[-1].level + 2 if by_level else 1  # the distance of nodes without a common switch
 
     @classmethod
     def parse(cls, text: str) -> Topology:
@@ -50,11 +51,11 @@ class Topology:
 
     def leaf(self, node: str) -> str:
         """The leaf switch of a node; "" if Slurm knows none."""
-        return self._leaf.get(node, "")
+        above = self._above.get(node)
+        return above[0].name if above else ""
 
     def distance(self, one: str, other: str) -> int:
         """0 for the same node, 1 on the same leaf switch, 2 with one switch between, and so on."""
         if one == other:
             return 0
-        shared = (switch.level for switch in self._switches if one in switch.nodes and other in switch.nodes)
-        return 1 + next(shared, self._switches[-1].level + 1 if self._switches else 0)
+        return next((1 + switch.level for switch in self._above.get(one, ()) if other in switch.nodes), self._apart)

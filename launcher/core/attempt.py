@@ -174,6 +174,9 @@ def _return(turn: Turn) -> None:
     supervisor's node gets little more time. While most nodes are silent, nothing is decided, because this node may be
     cut off."""
     attempt, state = turn.attempt, turn.state
+    away = len(attempt.nodes) - len(attempt.returned) - len(attempt.lost) - state.members.counts[Phase.OUT]
+    if away > 1 and not _is_return_over(turn):  # each of thousands of runners that connect comes here
+        return
     silent = state.job.predecessor if state.job.is_predecessor_silent else None
     missing = [
         node
@@ -186,9 +189,7 @@ def _return(turn: Turn) -> None:
     if missing:
         if attempt.others_s is None and set(missing) <= {state.job.predecessor}:
             turn.set_attempt(others_s=turn.now_s)
-        deadline_s = _return_deadline_s(turn, turn.attempt.others_s)
-        is_late = deadline_s is not None and turn.now_s >= deadline_s
-        if not is_late and not state.requests.is_cancelled:
+        if not _is_return_over(turn):
             return
     gone = [node for node in attempt.nodes if node not in attempt.returned and node not in attempt.lost]
     absent = {node: _why_absent(turn, node) for node in gone}
@@ -428,6 +429,12 @@ def _return_deadline_s(turn: Turn, others_s: float | None) -> float | None:
         return None
     deadline_s = turn.attempt.phase_s + RETURN_S
     return deadline_s if others_s is None else min(deadline_s, others_s + PREDECESSOR_S)
+
+
+def _is_return_over(turn: Turn) -> bool:
+    """Whether runners that have not connected yet are not waited for."""
+    deadline_s = _return_deadline_s(turn, turn.attempt.others_s)
+    return turn.state.requests.is_cancelled or (deadline_s is not None and turn.now_s >= deadline_s)
 
 
 def _why_absent(turn: Turn, node: str) -> str:

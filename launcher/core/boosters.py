@@ -22,7 +22,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Asking, Booster, BoosterPhase, JobFacts, Stage, State
+from launcher.core.state import Asking, Booster, BoosterPhase, JobFacts, Stage, State, Tended
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # reasons to leave
@@ -215,12 +215,28 @@ def leave(turn: Turn, allocation: str, reason: str) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Dismisses nodes of leaving boosters that are no longer needed, and ends boosters without nodes."""
-    for booster in turn.state.boosters:
+    """Dismisses nodes of leaving boosters that are no longer needed, and ends boosters without nodes.
+
+    All their nodes are looked at, so this is done only after a change: each of thousands of nodes has its reports.
+    """
+    state = turn.state
+    if not state.boosters:
+        return
+    attempt = state.attempt if _may_dismiss(turn) else None
+    number = None if attempt is None else attempt.number
+    tended = Tended(members=state.members, boosters=state.boosters, holders=state.holders, attempt=number)
+    is_due = any(at_s is not None and turn.now_s >= at_s for at_s in next_s(turn))
+    if not is_due and state.tended is not None and state.tended.is_same(tended):
+        return
+    used: frozenset[str] = frozenset()
+    if state.members.counts[Phase.OUT] or any(booster.phase is BoosterPhase.LEAVING for booster in state.boosters):
+        used = frozenset(nodes(state) if attempt is None else (*attempt.nodes, *state.holders))
+    for booster in state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
-            _let_go(turn, booster)
-        elif booster.phase is BoosterPhase.RUNNING and _may_dismiss(turn):
-            _look_after(turn, booster)
+            _let_go(turn, booster, used)
+        elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
+            _look_after(turn, booster, used)
+    turn.set(tended=tended)
 
 
 def next_s(turn: Turn) -> list[float | None]:
@@ -237,14 +253,12 @@ def next_s(turn: Turn) -> list[float | None]:
     return found
 
 
-def _let_go(turn: Turn, booster: Booster) -> None:
-    allocation, stays = booster.allocation, not _may_dismiss(turn)
-    kept = [node for node in booster.nodes if stays or _is_in_use(turn, node)]
-    for node in booster.nodes:
-        if node not in kept:
-            turn.do(Dismiss(node=node, forget=True, allocation=allocation))
-            _remove(turn, node, allocation)
-    if kept:
+def _let_go(turn: Turn, booster: Booster, used: frozenset[str]) -> None:
+    allocation, left = booster.allocation, [node for node in booster.nodes if node not in used]
+    for node in left:
+        turn.do(Dismiss(node=node, forget=True, allocation=allocation))
+        _remove(turn, node, allocation)
+    if len(left) < len(booster.nodes):
         return
     if booster.has_ended:
         turn.set(boosters=tuple(each for each in turn.state.boosters if each.allocation != allocation))
@@ -265,15 +279,16 @@ def _is_in_use(turn: Turn, node: str) -> bool:
     return trains or node in turn.state.holders
 
 
-def _look_after(turn: Turn, booster: Booster) -> None:
+def _look_after(turn: Turn, booster: Booster, used: frozenset[str]) -> None:
     """Lets a running but unusable booster leave, so that another one can replace it."""
     size = turn.state.job.booster_nodes
     is_late = booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
     if len(booster.nodes) < size and is_late:
         leave(turn, booster.allocation, f"{len(booster.nodes)} of its {size} runners came within {LATE_S:g} s")
         return
-    out = [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
-    if not out or any(_is_in_use(turn, node) for node in booster.nodes):
+    is_fit = not turn.state.members.counts[Phase.OUT] or not used.isdisjoint(booster.nodes)
+    out = [] if is_fit else [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
+    if not out:
         if booster.broken_s is not None:
             turn.set_booster(booster.allocation, broken_s=None)
     elif not all(turn.member(node).is_lost for node in out) or (

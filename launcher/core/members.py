@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -132,12 +133,25 @@ class Choice:
     has_shrunk: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The network between the nodes.
+
+    Attributes:
+        leaf: the leaf switch of a node; "" if none is known. The nodes of one have the same distance to any other node.
+        distance: the distance between two nodes.
+    """
+
+    leaf: Callable[[str], str] = lambda node: ""
+    distance: Callable[[str, str], int] = lambda one, other: 1
+
+
 def choose(
     order: Sequence[str],
     members: Members,
     before: tuple[str, ...],
     sizes: Sequence[int],
-    distance: Callable[[str, str], int],
+    network: Network,
     avoid: Collection[str] = (),
 ) -> Choice | None:
     """The nodes of the next attempt; None if too few are ready.
@@ -151,7 +165,7 @@ def choose(
         members: their members.
         before: the previously chosen nodes.
         sizes: the allowed numbers of nodes, the largest first.
-        distance: the distance between two nodes in the network.
+        network: the network between them.
         avoid: nodes that train only if there are too few others.
     """
     usable = {node for node in order if is_usable(members[node])}
@@ -161,32 +175,45 @@ def choose(
     taken = frozenset(before)
     spares = sorted((node for node in order if node in usable and node not in taken), key=lambda node: node in avoid)
     place = {node: node for node in before}
-    _replace([node for node in before if node not in usable], spares, place, distance)
-    good = [node for node in spares if node not in avoid]
+    place |= _replace([node for node in before if node not in usable], spares, network)
+    placed = frozenset(place.values())
+    good = [node for node in spares if node not in avoid and node not in placed]
     bad = [node for node in before if node in usable and node in avoid]
-    _replace(bad[: len(usable) - size], good, place, distance)
+    place |= _replace(bad[: len(usable) - size], good, network)
     there = [place[node] for node in before if place[node] in usable]
     best = frozenset(sorted(there, key=lambda node: node in avoid)[:size])
     kept = [node for node in there if node in best]
     more = [node for node in spares if node not in best][: size - len(kept)]
-    nodes = _join(more, kept, distance) if kept else more
+    nodes = _join(more, kept, network) if kept else more
     return Choice(nodes=tuple(nodes), has_shrunk=size < len(before))
 
 
-def _join(more: Sequence[str], kept: list[str], distance: Callable[[str, str], int]) -> list[str]:
+def _join(more: Sequence[str], kept: Sequence[str], network: Network) -> list[str]:
     """The nodes of a larger world. Each further node follows the last of those that it is nearest to, so that ranks
     beside each other are near each other."""
     nodes = list(kept)
+    last = {network.leaf(node): at for at, node in enumerate(kept)}  # the last position of each leaf switch
     for node in more:
-        nearest = min(range(len(nodes)), key=lambda at: (distance(node, nodes[at]), -at))
-        nodes.insert(nearest + 1, node)
+        at = 1 + min(last.values(), key=lambda at: (network.distance(node, nodes[at]), -at))
+        nodes.insert(at, node)
+        last = {leaf: was + (was >= at) for leaf, was in last.items()} | {network.leaf(node): at}
     return nodes
 
 
-def _replace(leaving: list[str], spares: list[str], place: dict[str, str], distance: Callable[[str, str], int]) -> None:
-    """Gives the positions of leaving nodes to spares, the closest pair first. Equal distances keep the given order."""
-    while leaving and spares:
-        node, spare = min(((node, spare) for node in leaving for spare in spares), key=lambda pair: distance(*pair))
-        place[node] = spare
-        leaving.remove(node)
-        spares.remove(spare)
+def _replace(leaving: Sequence[str], spares: Sequence[str], network: Network) -> dict[str, str]:
+    """The spares that take the positions of leaving nodes, the closest pair first. Equal distances keep the order."""
+    free: dict[str, deque[tuple[int, str]]] = {}  # the spares of each leaf switch, with their places in the order
+    for at, spare in enumerate(spares):
+        free.setdefault(network.leaf(spare), deque()).append((at, spare))
+    near: dict[str, list[tuple[int, deque[tuple[int, str]]]]] = {}  # seen from each leaf switch: with their distances
+    for node in leaving:
+        if network.leaf(node) not in near:
+            near[network.leaf(node)] = [(network.distance(node, queue[0][1]), queue) for queue in free.values()]
+    found: dict[str, str] = {}
+    for distance in sorted({distance for seen in near.values() for distance, _ in seen}):
+        for node in leaving:
+            if node not in found:
+                queues = [queue for away, queue in near[network.leaf(node)] if queue and away == distance]
+                if queues:
+                    found[node] = min(queues, key=lambda queue: queue[0]).popleft()[1]
+    return found

@@ -184,12 +184,13 @@ def _node_ready(history: History, event: Event) -> History:
         return history
     boosters = []
     for booster in history.boosters:
-        if node in booster.nodes and booster.allocation != allocation:  # its memory ended with that allocation
+        nodes, is_in = booster.nodes, node in booster.nodes
+        if is_in and booster.allocation != allocation:  # its memory ended with that allocation
             history = _without_memory(history, node)
-        nodes = tuple(other for other in booster.nodes if other != node)
-        if booster.allocation == allocation:
-            nodes = booster.nodes if node in booster.nodes else (*nodes, node)
-        boosters.append(replace(booster, nodes=nodes))
+            nodes = _without(nodes, node)
+        elif not is_in and booster.allocation == allocation:
+            nodes = (*nodes, node)
+        boosters.append(booster if nodes is booster.nodes else replace(booster, nodes=nodes))
     return replace(history, boosters=tuple(boosters))
 
 

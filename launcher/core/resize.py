@@ -152,7 +152,8 @@ def _leave_at_work(turn: Turn) -> None:
     """Nodes of the attempt are leaving: a smaller attempt replaces it as soon as its workers can stop."""
     state, attempt = turn.state, turn.attempt
     at_work = (AttemptPhase.RECORDING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
-    if not state.members.counts[Phase.LEAVING] or attempt.phase not in at_work or attempt.is_decisive:
+    is_busy = attempt.phase not in at_work or attempt.is_decisive or state.requests.stop is not None
+    if is_busy or not state.members.counts[Phase.LEAVING]:
         return
     leaving = next((node for node in attempt.nodes if state.members[node].phase is Phase.LEAVING), None)
     if leaving is not None:

@@ -235,7 +235,7 @@ def _choose(turn: Turn) -> None:
     job, before = state.job, state.positions
     suspects = state.history.gains.suspects
     nodes = choice.candidates(turn)
-    chosen = choose(nodes, state.members, before, choice.sizes(turn, nodes), job.distance, suspects)
+    chosen = choose(nodes, state.members, before, choice.sizes(turn, nodes), job.network, suspects)
     if chosen is None:
         out = state.members.out()
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())

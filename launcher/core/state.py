@@ -5,7 +5,7 @@ Times are in seconds on the driver's clock. It starts at the current epoch time 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,7 +14,7 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import Fault, WorkerFailure
 from launcher.core.hang import Hang, RankStack
 from launcher.core.inputs import NodeJoined, NodeWarm, Terminated
-from launcher.core.members import Members
+from launcher.core.members import Members, Network
 from launcher.core.replay import History
 
 
@@ -64,7 +64,7 @@ class JobFacts:
         predecessor: the node of the supervisor that is taken over; None if there is none, or if it was on this node.
         is_predecessor_silent: whether that node does not answer.
         is_take_over: whether a running job is taken over, rather than started (again) by the scheduler.
-        distance: the distance between two nodes in the network.
+        network: the network between the nodes.
         start: fields of the event `job_start`.
         warnings: problems to record at the start.
         log_dir: the folder of an attempt's logs, for messages; `{attempt}` is replaced by its number.
@@ -85,7 +85,7 @@ class JobFacts:
     predecessor: str | None = None
     is_predecessor_silent: bool = False
     is_take_over: bool = False
-    distance: Callable[[str, str], int] = lambda one, other: 1
+    network: Network = field(default_factory=Network)
     start: Mapping[str, object] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     log_dir: str = "log/attempt-{attempt}"
@@ -176,6 +176,25 @@ class Look:
     wanted: int
     size: int
     missing: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tended:
+    """The part of the state in which nothing was left to do for boosters until their next time.
+
+    Attributes:
+        attempt: the number of the running attempt; None between two attempts.
+    """
+
+    members: Members
+    boosters: tuple[Booster, ...]
+    holders: tuple[str, ...]
+    attempt: int | None
+
+    def is_same(self, other: Tended) -> bool:
+        """Whether these are the same objects."""
+        is_same = self.members is other.members and self.boosters is other.boosters and self.holders is other.holders
+        return is_same and self.attempt == other.attempt
 
 
 class AttemptPhase(Enum):
@@ -424,6 +443,7 @@ class State:
         holders: nodes that serve their shards to the attempt and do not train.
         boosters: the allocations in addition to the base, in the order of their requests.
         look: the possible sizes, as last computed.
+        tended: the part of the state in which boosters were last looked after.
         attempt: the running or the last attempt.
         roll_call_s: time at which runners that are missing after a take-over are given up.
         is_isolated: whether most nodes are silent at once.
@@ -455,6 +475,7 @@ class State:
     asking: Asking = field(default_factory=Asking)
     resize: Resize = field(default_factory=Resize)
     look: Look | None = field(default=None, compare=False)
+    tended: Tended | None = field(default=None, compare=False)
     attempt: Attempt | None = None
     agents: AgentWorld = field(default_factory=AgentWorld)
     launch: Launch = field(default_factory=Launch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.core.members import Network
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.env import failure_domains
 from launcher.jobfile import JobSpec
@@ -57,7 +58,7 @@ def job_facts(
         predecessor=predecessor,
         is_predecessor_silent=is_predecessor_silent,
         is_take_over=is_take_over,
-        distance=cluster.topology.distance,
+        network=Network(leaf=cluster.topology.leaf, distance=cluster.topology.distance),
         start={
             "run_id": cluster.run_id,
             "cluster": cluster.name,

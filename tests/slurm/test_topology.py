@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from itertools import combinations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm import Slurm, Topology
 from slurm.testbed import TestCluster
+from slurm.topology import Switch
 
 # `scontrol show topology` of 22.05, four nodes on two switches of one rack beside a second rack
 TREE = """\
@@ -36,6 +40,16 @@ BLOCKS = "BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nBlockName=b2 Block
 )
 def test_nodes_are_as_far_apart_as_the_switches_between_them(text: str, one: str, other: str, distance: int) -> None:
     assert Topology.parse(text).distance(one, other) == distance
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.frozensets(st.sampled_from("abcdef"))), max_size=6))
+def test_the_distance_is_the_level_of_the_lowest_common_switch(levels: list[tuple[int, frozenset[str]]]) -> None:
+    switches = [Switch(name=f"s{at}", level=level, nodes=nodes) for at, (level, nodes) in enumerate(levels)]
+    topology = Topology(switches)
+    apart = 1 + max((switch.level + 1 for switch in switches), default=0)
+    for one, other in combinations("abcdef", 2):
+        common = [1 + switch.level for switch in switches if {one, other} <= switch.nodes]
+        assert topology.distance(one, other) == topology.distance(other, one) == min(common, default=apart)
 
 
 def test_a_node_hangs_on_its_lowest_switch() -> None:

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import random
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 
 from core_kit import Play, make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.core.inputs import NodeBroken
-from launcher.core.members import Members, Phase, choose, is_usable
+from launcher.core.members import Members, Network, Phase, choose, is_usable
+from slurm.topology import Switch, Topology
+
+
+def of_switches(switches: Mapping[str, int]) -> Network:
+    """Leaf switches under one other switch."""
+
+    def distance(one: str, other: str) -> int:
+        return 1 if switches[one] == switches[other] else 2
+
+    return Network(leaf=lambda node: str(switches[node]), distance=distance)
+
+
+def plain_places(before: Sequence[str], leaving: Sequence[str], spares: Sequence[str], network: Network) -> list[str]:
+    """Where spares go, pair by pair: the plain definition."""
+    places, gone, free = list(before), list(leaving), list(spares)
+    while gone and free:
+        node, spare = min(product(gone, free), key=lambda pair: network.distance(*pair))
+        places[places.index(node)] = spare
+        gone.remove(node)
+        free.remove(spare)
+    for node in free:
+        nearest = min(range(len(places)), key=lambda at: (network.distance(node, places[at]), -at))
+        places.insert(nearest + 1, node)
+    return places
 
 
 class Nodes:
     """n0, n1, ..., from which nodes are chosen attempt after attempt."""
 
-    def __init__(self, count: int, *sizes: int, distance: Callable[[str, str], int] = lambda one, other: 1) -> None:
+    def __init__(self, count: int, *sizes: int, network: Network | None = None) -> None:
         self.order = tuple(f"n{index}" for index in range(count))
         self._sizes = sizes
-        self._distance = distance
+        self._network = network or Network()
         self.members = Members.joining(self.order, {})
         self.positions: tuple[str, ...] = ()
         self.has_shrunk = False
@@ -32,7 +58,7 @@ class Nodes:
         self.set(Phase.OUT, *nodes)
 
     def choose(self, avoid: Collection[str] = ()) -> tuple[str, ...] | None:
-        chosen = choose(self.order, self.members, self.positions, self._sizes, self._distance, avoid)
+        chosen = choose(self.order, self.members, self.positions, self._sizes, self._network, avoid)
         if chosen is None:
             return None
         self.positions, self.has_shrunk = chosen.nodes, chosen.has_shrunk
@@ -121,7 +147,7 @@ def test_survivors_keep_their_positions_whatever_is_lost(size: int, spares: int,
 
 def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
     switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 2, "n4": 1, "n5": 0}
-    nodes = Nodes(6, 3, distance=lambda one, other: 1 if switches[one] == switches[other] else 2)
+    nodes = Nodes(6, 3, network=of_switches(switches))
     assert nodes.choose() == ("n0", "n1", "n2")
     nodes.lose("n1")
     assert nodes.choose() == ("n0", "n4", "n2")
@@ -131,13 +157,44 @@ def test_the_spare_on_the_switch_of_the_lost_node_takes_its_place() -> None:
 
 def test_nodes_that_make_a_world_larger_follow_those_on_their_switch() -> None:
     switches = {"n0": 0, "n1": 1, "n2": 2, "n3": 1, "n4": 0, "n5": 2, "n6": 3}
-    nodes = Nodes(7, 7, 6, 2, distance=lambda one, other: 1 if switches[one] == switches[other] else 2)
+    nodes = Nodes(7, 7, 6, 2, network=of_switches(switches))
     nodes.lose("n2", "n3", "n4", "n5", "n6")
     assert nodes.choose() == ("n0", "n1")
     nodes.set(Phase.READY, "n2", "n3", "n4", "n5")
     assert nodes.choose() == ("n0", "n4", "n1", "n3", "n2", "n5")
     nodes.set(Phase.READY, "n6")
     assert nodes.choose() == ("n0", "n4", "n1", "n3", "n2", "n5", "n6")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("before", "leaving", "new"))), min_size=1, max_size=14),
+    st.randoms(use_true_random=False),
+)
+def test_nodes_go_where_the_plain_definition_puts_them(given: list[tuple[int, str]], rng: random.Random) -> None:
+    """Some nodes are on no known switch. Leaf switches are under two others, and these under one."""
+    at = {f"n{index}": leaf for index, (leaf, _) in enumerate(given)}
+
+    def below(level: int, name: str, *numbers: int) -> Switch:
+        nodes = frozenset(node for node, leaf in at.items() if leaf in numbers)
+        return Switch(name=name, level=level, nodes=nodes)
+
+    leaves = [below(0, f"leaf{number}", number) for number in range(5)]
+    topology = Topology([*leaves, below(1, "left", 0, 1), below(1, "right", 2, 3, 4), below(2, "top", 0, 1, 2, 3, 4)])
+    network = Network(leaf=topology.leaf, distance=topology.distance)
+    order = tuple(at)
+    before = [node for node, (_, role) in zip(order, given, strict=True) if role != "new"]
+    rng.shuffle(before)
+    role = {node: role for node, (_, role) in zip(order, given, strict=True)}
+    members = Members.joining(order, {})
+    for node in order:
+        members = members.update(node, phase=Phase.OUT if role[node] == "leaving" else Phase.READY)
+    usable = [node for node in order if role[node] != "leaving"]
+    chosen = choose(order, members, tuple(before), (len(usable),), network)
+    leaving, spares = [node for node in before if role[node] == "leaving"], [n for n in usable if role[n] == "new"]
+    if not before or not usable:
+        return
+    places = plain_places(before, leaving, spares, network)
+    assert chosen is not None and list(chosen.nodes) == [node for node in places if role[node] != "leaving"]
 
 
 def test_nodes_that_make_a_world_larger_come_last_where_no_switch_is_known() -> None:
