@@ -82,7 +82,7 @@ class TierSection:
     """A tier below memory: the committed saves that go there, and the number to keep."""
 
     every_steps: int = _key(
-        "The first committed save after this number of steps goes there.", default=500, ge=1, unit="steps", example=100
+        "Committed saves whose step is a multiple of this go there.", default=500, ge=1, unit="steps", example=100
     )
     every_s: int | None = _key(
         "Also the first save after this time since the last save that went there.", default=None, ge=1, unit="s",
@@ -105,7 +105,7 @@ class NvmeSection(TierSection):
         example="/local/holdfast",
     )
     every_steps: int = _key(
-        "The first committed save after this number of steps goes there.", default=50, ge=1, unit="steps", example=100
+        "Committed saves whose step is a multiple of this go there.", default=50, ge=1, unit="steps", example=100
     )
     keep: int = _key("Number of saves to keep.", default=2, ge=1, unit="saves", example=3)
 
@@ -151,7 +151,7 @@ class S3Section(TierSection):
         example="s3://bucket/prefix",
     )
     every_steps: int = _key(
-        "The first committed save after this number of steps goes there.", default=1000, ge=1, unit="steps", example=500
+        "Committed saves whose step is a multiple of this go there.", default=1000, ge=1, unit="steps", example=500
     )
     endpoint_url: str | None = _key(
         "URL of a server that is not AWS.", default=None, **_TEXT, example="https://s3:9000"
