@@ -43,7 +43,7 @@ def init(
             typer.echo(directory / name)
     except OSError as error:
         raise UsageError(f"init: {error.filename}: {error.strerror}; choose another directory") from error
-    typer.echo(f"try it: holdfast run {directory / 'job.yaml'}")
+    typer.echo(f"try it in {directory.absolute()}: holdfast run job.yaml")
 
 
 def shipped() -> Path:

@@ -157,6 +157,17 @@ def test_a_reader_that_goes_away_is_no_error(desk: Path) -> None:
     assert (done.stdout, done.stderr) == ("line\n", "")
 
 
+@pytest.mark.parametrize("folder", [".", "a folder/gpt"])
+def test_the_hint_of_init_holds_before_and_after_a_change_of_directory(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    assert main(["init", folder]) == 0
+    said = re.fullmatch(r"try it in (/.+): holdfast run job\.yaml", capsys.readouterr().out.splitlines()[-1])
+    assert said and (Path(said[1]) / "job.yaml").is_file()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_stdout_of_any_encoding_takes_every_text(desk: Path, encoding: str) -> None:
     (desk / "runs" / "1" / "log").mkdir(parents=True)
