@@ -21,9 +21,11 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    def start(self, work: Awaitable[Any]) -> None:
+    def start(self, work: Awaitable[T]) -> asyncio.Future[T]:
         """Starts a task whose result is not awaited. Its error is logged."""
-        self.hold(work).add_done_callback(_log_failure)
+        task = self.hold(work)
+        task.add_done_callback(_log_failure)
+        return task
 
     def hold(self, work: Awaitable[T]) -> asyncio.Future[T]:
         """Starts a task whose result the caller awaits."""

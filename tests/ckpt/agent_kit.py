@@ -15,7 +15,14 @@ from typing import Any
 from ckpt.agent.agent import Agent
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.framing import Decoder, encode
-from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, SoloTransport, Transfer, Transport, TransportError
+from ckpt.agent.rpc.transport import (
+    LEAST_MAX_TAG,
+    MAX_MESSAGE_BYTES,
+    SoloTransport,
+    Transfer,
+    Transport,
+    TransportError,
+)
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.layout import Chunk, Layout
@@ -43,6 +50,7 @@ class FakeTransport:
     def __init__(self, world: FakeWorld, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self.max_tag = LEAST_MAX_TAG
         self.fail: str | None = None
         self._world = world
 
@@ -72,6 +80,8 @@ class FakeTransport:
 
     def _post(self, key: tuple[int, int, int], data: memoryview, side: int) -> Transfer:
         self._check()
+        if not 0 < key[2] <= self.max_tag:
+            raise TransportError(f"tag {key[2]}")
         transfer = FakeTransfer(data)
         with self._world.lock:
             queues = self._world.ranges[key]

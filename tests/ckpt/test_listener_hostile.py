@@ -32,7 +32,7 @@ values = st.recursive(
 )
 NAMES = (
     "step", "rank", "slot", "blocks", "block", "path", "wants", "reason", "generation", "flush", "tokens", "id",
-    "save", "over", "nbytes", "source", "target", "tag", "tiers", "seconds", "replicas_differ", "boundary", "name",
+    "save", "over", "nbytes", "source", "tag", "tiers", "seconds", "replicas_differ", "boundary", "name",
 )  # fmt: skip
 fields = st.dictionaries(st.sampled_from(NAMES), values, max_size=8)
 layouts = values | st.just(layout_of(5000).to_json())

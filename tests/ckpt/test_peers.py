@@ -29,6 +29,19 @@ def test_bytes_that_have_come_are_found_without_the_poll_of_the_event_loop() -> 
     asyncio.run(to_itself())
 
 
+def test_every_tag_of_the_transport_is_used_before_one_is_used_again() -> None:
+    """However many nodes there are, and whatever else is counted."""
+
+    async def test() -> None:
+        transport = FakeWorld(1000).transports[999]
+        node = Peers(transport, [f"n{rank}" for rank in range(1000)], AgentDeadlines())
+        tags = [node.new_tag() for _ in range(transport.max_tag)]
+        assert (min(tags), max(tags), len(set(tags))) == (1, transport.max_tag, len(tags))
+        assert node.new_tag() == tags[0]
+
+    asyncio.run(test())
+
+
 def test_others_have_their_turn_while_bytes_come_without_a_pause() -> None:
     async def test() -> None:
         turns = itertools.count()

@@ -80,7 +80,9 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
                 )
                 for n, rank in ((1, 7), (2, 2))
             ]
-            with pytest.raises(Exception, match=r"sum over b, c: node b: parts: rank 7 of step 10 is not held here"):
+            with pytest.raises(
+                Exception, match=r"sum over b, c: node c: sum: node b: parts: rank 7 of step 10 is not held here"
+            ):
                 await parity._sums.pull(save, over, addends, 9, lambda start, stop: memoryview(bytearray(9)))
 
     run(test)
@@ -100,15 +102,11 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             receive = peers.receive
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
             part = sums.HeldBytes(rank=0, parity=False, start=0, nbytes=70_000, at=0)
-            first, last = (
-                sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)
-            )
+            addends = [sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)]
             save = SaveId(step=10, attempt=0, run_id="run-1")
             over, _ = await world.agents[0]._saves.protect._over(save, ((0,), (1,), (2,)))
-            fields = {"save": save, "over": over, "nbytes": 70_000}
-            makers = [agent._saves.protect._sums for agent in world.agents]
-            await makers[0]._on_parts(2, addend=first, target=1, tag=76, **fields)
-            await makers[1]._on_sum(2, own=[last], others=[(first, 76)], target=2, tag=77, **fields)
+            maker = world.agents[1]._saves.protect._sums
+            await maker._on_sum(2, addends=addends, save=save, over=over, nbytes=70_000, tag=77)
             offered = world.fake.ranges[(1, 2, 77)][0]
             await until(lambda: len(offered) == sums.LEAVING)
             before = len(received)

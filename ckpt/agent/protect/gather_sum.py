@@ -104,31 +104,17 @@ class Sums:
             PeerError: a node refused, or nothing arrived in time; names all nodes of the sum. Bytes may still arrive
                 later, so the memory must not be reused.
         """
-        maker = addends[-1].node
-        sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != maker]
-        mine = [addend for addend in addends if addend.node == maker]
-        fields: dict[str, Any] = {"save": save, "over": over, "nbytes": nbytes}
-        own = self._own(mine, **fields) if maker == self._peers.rank else []
-        calls = [
-            self._peers.call(addend.node, "parts", addend=addend, target=maker, tag=tag, **fields)
-            for addend, tag in sources
-        ]
-        if maker == self._peers.rank:
-            outlets = [Outlet(self._peers, target) for target in others]
-            making: Coroutine[Any, Any, None] = self._make(sources, own, nbytes, room, outlets, landed)
-        else:
-            tag = self._peers.new_tag()
-            terms: dict[str, Any] = {
-                "own": [addend.to_json() for addend in mine],
-                "others": [(addend.to_json(), of_sender) for addend, of_sender in sources],
-            }
-            calls.append(self._peers.call(maker, "sum", target=self._peers.rank, tag=tag, **terms, **fields))
-            coming = pieces(nbytes)
-            making = self._peers.take(
-                maker, tag, (room(start, stop) for start, stop in pieces(nbytes)),
-                (lambda _: landed(*next(coming))) if landed else None,
-            )  # fmt: skip
+        maker, outlets = addends[-1].node, [Outlet(self._peers, target) for target in others]
         try:
+            if maker == self._peers.rank:
+                making, calls = self._begin(addends, save, over, nbytes, outlets, room, landed)
+            else:
+                tag, rows, coming = self._peers.new_tag(), [addend.to_json() for addend in addends], pieces(nbytes)
+                calls = [self._peers.call(maker, "sum", addends=rows, save=save, over=over, nbytes=nbytes, tag=tag)]
+                making = self._peers.take(
+                    maker, tag, (room(start, stop) for start, stop in pieces(nbytes)),
+                    (lambda _: landed(*next(coming))) if landed else None,
+                )  # fmt: skip
             async with Tasks() as tasks:
                 receiving = tasks.hold(making)
                 await all_of(calls)
@@ -138,7 +124,7 @@ class Sums:
             raise PeerError(f"sum over {names}: {error}") from None
 
     async def _on_parts(
-        self, source: int, addend: list[Any], save: SaveId, over: ParitySet, nbytes: int, target: int, tag: int
+        self, source: int, addend: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
     ) -> None:
         """Answers at once. If sending fails later, the wait of the node that makes the sum times out."""
         own = self._own([Addend.from_json(addend)], save, over, nbytes)
@@ -148,16 +134,35 @@ class Sums:
             for _, at, data in own
             for first, last in _overlap(start, stop, at, len(data))
         )
-        self._peers.push(target, tag, ranges)
+        self._peers.push(source, tag, ranges)
 
     async def _on_sum(
-        self, source: int, own: list[Any], others: list[Any], save: SaveId, over: ParitySet, nbytes: int, target: int,
-        tag: int,
-    ) -> None:  # fmt: skip
-        """Answers at once. If making the sum fails later, the wait of the node that requested it times out."""
-        terms = self._own([Addend.from_json(addend) for addend in own], save, over, nbytes)
-        sources = [(Addend.from_json(addend), of_sender) for addend, of_sender in others]
-        self._peers.tasks.start(self._pass_on(sources, terms, nbytes, target, tag))
+        self, source: int, addends: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
+    ) -> None:
+        """Answers once the other nodes have agreed to send. If making the sum fails later, the requester's wait times
+        out."""
+        terms, outlets = list(map(Addend.from_json, addends)), [Outlet(self._peers, (source, tag))]
+        making, calls = self._begin(terms, save, over, nbytes, outlets)
+        task = self._peers.tasks.start(self._pass_on(making, source))
+        try:
+            await all_of(calls)
+        except BaseException:
+            task.cancel()
+            raise
+
+    def _begin(
+        self, addends: Sequence[Addend], save: SaveId, over: ParitySet, nbytes: int, outlets: Sequence[Outlet],
+        room: Room | None = None, landed: Landed | None = None,
+    ) -> tuple[Coroutine[Any, Any, None], list[Coroutine[Any, Any, Any]]]:  # fmt: skip
+        """What makes a sum here, and the calls that have the other nodes send their terms meanwhile."""
+        here = self._peers.rank
+        own = self._own([addend for addend in addends if addend.node == here], save, over, nbytes)
+        sources = [(addend, self._peers.new_tag()) for addend in addends if addend.node != here]
+        calls = [
+            self._peers.call(addend.node, "parts", addend=addend, save=save, over=over, nbytes=nbytes, tag=tag)
+            for addend, tag in sources
+        ]
+        return self._make(sources, own, nbytes, room, outlets, landed), calls
 
     def _own(self, addends: Sequence[Addend], save: SaveId, over: ParitySet, nbytes: int) -> list[Own]:
         """This node's terms. Raises AgentError if it does not have their bytes."""
@@ -169,16 +174,16 @@ class Sums:
             own.append((coefficients, part.at, data[part.start : part.start + part.nbytes]))
         return own
 
-    async def _pass_on(self, sources: list[Source], own: list[Own], nbytes: int, to: int, tag: int) -> None:
+    async def _pass_on(self, making: Coroutine[Any, Any, None], to: int) -> None:
         """Makes a sum for another node."""
         try:
-            await self._make(sources, own, nbytes, None, [Outlet(self._peers, (to, tag))])
+            await making
         except AgentError as error:
             log.warning("cannot make a sum for node %s: %s", self._peers.nodes[to], error)
 
     async def _make(
         self, sources: list[Source], own: list[Own], nbytes: int, room: Room | None, outlets: Sequence[Outlet],
-        landed: Landed | None = None,
+        landed: Landed | None,
     ) -> None:  # fmt: skip
         """Makes sums: the first one in memory from `room`, if given, and one for each outlet."""
         unmade: deque[_Piece] = deque()

@@ -25,7 +25,6 @@ Handler = Callable[..., Awaitable[dict[str, Any] | None]]  # called with the sen
 WINDOW = 8  # ranges under way at once in one direction of a transfer: uses the full bandwidth and limits memory use
 TURN = 4  # ranges that a transfer completes at most before other tasks of the event loop run
 IDLE_POLL_S = 0.02  # between polls of the transport while it is idle: about 1% of a core
-_MAX_TAG = 1 << 30
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,8 @@ class Peers:
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._transfers: list[Moving] = []
         self.tasks = Tasks()  # tasks that serve other nodes
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # of calls
+        self._tags = itertools.count()
         self._active_s = 0.0
 
     def handle(self, op: str, handler: Handler) -> None:
@@ -138,8 +138,11 @@ class Peers:
         await self._stream(node, lambda piece: self.receive(node, tag, piece), into, landed)
 
     def new_tag(self) -> int:
-        """A tag that no other node chooses, and that this node reuses only after a long time."""
-        return (next(self._numbers) * len(self.nodes) + self.rank) % _MAX_TAG + 1
+        """A tag for ranges that this node receives. Reused only after all others, which are at least 32,767.
+
+        Receivers choose the tags, and MPI compares sender and receiver too. So other nodes may use the same tags.
+        """
+        return next(self._tags) % self._transport.max_tag + 1
 
     def receive(self, node: int, tag: int, into: memoryview) -> Moving:
         """Starts to receive one range; `moved` waits for its end. Raises TransportError."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ckpt.errors import AgentError
 
 MAX_MESSAGE_BYTES = 64 << 20
+LEAST_MAX_TAG = 32767
 _MESSAGE_TAG = 1
 # If two nodes of a step connect to each other at the same moment, Slurm's PMIx accepts only the one whose number in the
 # step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first node in the step
@@ -41,6 +42,7 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    max_tag: int  # the highest tag of a range; MPI guarantees LEAST_MAX_TAG
 
     def send(self, to: int, message: bytes) -> None:
         """Queues a message of at most MAX_MESSAGE_BYTES. Raises TransportError."""
@@ -55,7 +57,7 @@ class Transport(Protocol):
         """
 
     def receive_range(self, source: int, tag: int, into: memoryview) -> Transfer:
-        """Starts to receive bytes; the receiver chooses the tag (1 to 2**30) and tells the sender."""
+        """Starts to receive bytes; the receiver chooses the tag (1 to `max_tag`) and tells the sender."""
 
     def done(self, transfers: Sequence[Any]) -> list[int]:
         """Makes progress. Returns the indices of completed transfers, whose buffers may be read or reused.
@@ -72,6 +74,7 @@ class SoloTransport:
 
     rank = 0
     size = 1
+    max_tag = LEAST_MAX_TAG
 
     def send(self, to: int, message: bytes) -> None:
         raise TransportError(f"message to node rank {to}: this world has one node")
@@ -140,6 +143,7 @@ class MpiTransport:
             communicator.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self._messages.rank
         self.size: int = self._messages.size
+        self.max_tag: int = world.Get_attr(MPI.TAG_UB)  # 2**31 - 1 with TCP, 2**23 - 1 with UCX
         self._check_names(nodes, node)
         self._sending: list[tuple[Any, bytes]] = []  # the bytes must live as long as their request
         self._arriving: list[tuple[int, Any, bytearray]] = []
