@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
 from agent_kit import FakeWorld
 
 from ckpt.agent.rpc import peers
-from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.peers import PeerError, Peers
+from ckpt.agent.tasks import Tasks
 from ckpt.timeouts import AgentDeadlines
 
 COUNT = 100
@@ -27,6 +29,32 @@ async def to_itself() -> None:
 
 def test_bytes_that_have_come_are_found_without_the_poll_of_the_event_loop() -> None:
     asyncio.run(to_itself())
+
+
+def test_an_answer_that_is_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MAX_MESSAGE_BYTES", 500)
+
+    async def long(source: int) -> dict[str, str]:
+        return {"shards": "x" * 500}
+
+    async def short(source: int, boundary: int) -> None:
+        return
+
+    async def test() -> None:
+        here, there = (Peers(transport, ["a", "b"], AgentDeadlines()) for transport in FakeWorld(2).transports)
+        there.handle("inventory", long)
+        there.handle("stop_at", short)
+        async with Tasks() as tasks:
+            for node in (here, there):
+                tasks.start(node.run())
+            with pytest.raises(PeerError, match=r"node b: inventory: message to node a: .* expected at most 500"):
+                await here.call(1, "inventory")
+            with pytest.raises(PeerError, match=r"message to node b: .* expected at most 500"):
+                await here.call(1, "stop_at", boundary="x" * 500)
+            await here.call(1, "stop_at", boundary=7)
+        assert here.broken is None and there.broken is None
+
+    asyncio.run(test())
 
 
 def test_every_tag_of_the_transport_is_used_before_one_is_used_again() -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ckpt.agent.rpc.framing import decode
 from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check, deadline_of
-from ckpt.agent.rpc.transport import Transfer, Transport, TransportError
+from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, Transfer, Transport, TransportError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
@@ -230,8 +230,12 @@ class Peers:
 
     async def _answer(self, source: int, message: dict[str, Any]) -> None:
         answer = await self._serve(source, message)
+        number = message.get("id")
         try:
-            self._send(source, {"re": message.get("id"), **answer})
+            try:
+                self._send(source, {"re": number, **answer})
+            except PeerError as error:
+                self._send(source, {"re": number, "error": str(error)})
         except TransportError as error:
             log.warning("cannot answer %r of node %s: %s", message.get("op"), self.nodes[source], error)
 
@@ -249,10 +253,17 @@ class Peers:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _send(self, node: int, message: dict[str, Any]) -> None:
+        """Raises PeerError for a message that is too long, TransportError if the world is broken."""
         if self.broken:
             raise TransportError(self.broken)
+        body = dump_json(message)
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise PeerError(
+                f"message to node {self.nodes[node]}: {len(body)} bytes of JSON, expected at most {MAX_MESSAGE_BYTES}; "
+                "the state holds too many or too large Python values, keep bulk data in tensors"
+            )
         try:
-            self._transport.send(node, dump_json(message))
+            self._transport.send(node, body)
         except TransportError as error:
             self._break(str(error))
             raise

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ckpt.errors import AgentError
 
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 1 << 30  # as of a manifest: a node's part of it is one message
 LEAST_MAX_TAG = 32767
 _MESSAGE_TAG = 1
 # If two nodes of a step connect to each other at the same moment, Slurm's PMIx accepts only the one whose number in the
