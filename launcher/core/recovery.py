@@ -13,6 +13,7 @@ AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation a
 # before the second restart after faults of one kind, or the third after any; doubled before each further one
 FIRST_DELAY_S = 2.0
 MAX_DELAY_S = 60.0
+MOST_DOUBLED = 10  # more than MAX_DELAY_S; a float has no room for 1,100 of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +60,11 @@ def choose_rung(
         return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
     if gains.error_repeats:
         return Decision(action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}")
-    if gains.new_suspect and has_spare and gains.restarts < limits.max_restarts:
-        return Decision(action="restart", rung="spare", reason=reason, delay_s=_delay_s(gains))
+    if gains.new_suspect and has_spare and gains.restarts < limits.max_restarts:  # another node may gain something
+        if nodes_suffice:
+            return Decision(action="restart", rung="spare", reason=reason, delay_s=_delay_s(gains))
+        if can_requeue:
+            return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
     if (nothing := why_given_up(gains, limits, has_checkpoint=has_checkpoint)) is not None:
         return Decision(action="stop", outcome="no_progress", reason=f"{nothing}; the last fault: {reason}")
     if gains.restarts >= limits.max_restarts:
@@ -91,7 +95,7 @@ def _delay_s(gains: Gains) -> float:
     0 before the first restart, because most faults happen once; repeated ones may need time.
     """
     again = max(gains.repeats.get(gains.kind, 0) - 2, sum(gains.repeats.values()) - 3)
-    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0**again) if again >= 0 else 0.0
+    return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(again, MOST_DOUBLED)) if again >= 0 else 0.0
 
 
 def _nothing_gained(gains: Gains, *, has_checkpoint: bool) -> str:

@@ -127,6 +127,21 @@ def test_a_node_on_which_attempts_fail_is_swapped_before_the_job_gives_up() -> N
     assert job.attempt("process_exit", has_spare=True).outcome == "no_progress"
 
 
+def test_a_node_on_which_attempts_fail_is_replaced_by_a_requeue_where_the_spare_is_not_enough() -> None:
+    job = Job(max_without_progress=2)
+    job.node = "n1"
+    job.attempt("process_exit", has_spare=True)
+    decision = job.attempt("process_exit", has_spare=True, nodes_suffice=False, nodes_changed=True)
+    assert (decision.action, decision.rung) == ("requeue", "requeue")
+
+
+def test_a_node_on_which_attempts_fail_ends_the_job_where_neither_spares_nor_a_requeue_help() -> None:
+    job = Job(can_requeue=False, max_without_progress=2)
+    job.node = "n1"
+    job.attempt("process_exit", has_spare=True)
+    assert job.attempt("process_exit", has_spare=True, nodes_suffice=False).outcome == "no_progress"
+
+
 def test_without_a_spare_a_node_on_which_attempts_fail_stays() -> None:
     job = Job(max_without_progress=2)
     job.node = "n1"
@@ -178,6 +193,11 @@ def test_the_first_restart_is_immediate_and_each_further_one_waits_twice_as_long
     job = Job(max_without_progress=20)
     delays_s = [job.attempt("process_exit").delay_s for _ in range(9)]
     assert delays_s == [0, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_the_delay_of_a_job_that_restarts_for_ever_stays_a_minute() -> None:
+    job = Job(max_without_progress=2000, max_restarts=2000)
+    assert {job.attempt("process_exit").delay_s for _ in range(1100)} >= {0.0, 60.0}
 
 
 def test_faults_of_other_kinds_count_towards_the_delay_one_restart_later_until_a_step_is_gained() -> None:
