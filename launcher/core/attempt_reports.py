@@ -68,10 +68,11 @@ def _lose(turn: Turn, fault: Fault) -> None:
 
 
 def on_isolation_ended(turn: Turn) -> None:
-    """The nodes' deadline to confirm the end of their workers starts again."""
+    """The nodes' deadline to come back, or to confirm the end of their workers, starts again."""
     attempt = turn.state.attempt
-    if attempt is not None and attempt.phase is AttemptPhase.KILLING:
-        turn.enter_phase(AttemptPhase.KILLING)
+    if attempt is not None and attempt.phase in (AttemptPhase.RETURNING, AttemptPhase.KILLING):
+        turn.enter_phase(attempt.phase)
+        turn.set_attempt(others_s=None)
 
 
 def on_workers_started(turn: Turn, given: WorkersStarted) -> None:

@@ -72,7 +72,9 @@ def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
         member = turn.member(node)
         if member.phase is not Phase.RETURNING:
             continue
-        if given.error is not None or node in given.unusable:
+        if given.error is not None:
+            _refuse(turn, node, forget=False)  # nothing is known about the node
+        elif node in given.unusable:
             _refuse(turn, node)
         elif member.ending is None:
             turn.take_back(node)
@@ -97,11 +99,11 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
     return True
 
 
-def _refuse(turn: Turn, node: str) -> None:
+def _refuse(turn: Turn, node: str, *, forget: bool = True) -> None:
     """A node that has come back stays out."""
     allocation = turn.member(node).allocation if boosters.is_of_one(turn, node) else ""
     turn.set_member(node, phase=Phase.OUT, is_lost=False, ending=None)
-    turn.do(Dismiss(node=node, forget=True, allocation=allocation))
+    turn.do(Dismiss(node=node, forget=forget, allocation=allocation))
 
 
 def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
@@ -134,8 +136,10 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
     if given.is_isolated:
         turn.do(LetGo())
         turn.set_agents(has_launcher=False)
-    else:
-        attempt_reports.on_isolation_ended(turn)
+        return
+    if turn.state.roll_call_s is not None:
+        turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
+    attempt_reports.on_isolation_ended(turn)
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
@@ -170,6 +174,6 @@ def call_the_roll(turn: Turn) -> None:
     if state.roll_call_s is None or turn.now_s < state.roll_call_s or state.is_isolated:
         return
     turn.set(roll_call_s=None)
-    late = f"its runner did not come back within {attempt.RETURN_S:g} s of the take-over"
+    late = f"its runner did not come back within {attempt.RETURN_S:g} s"
     joining = [node for node in boosters.nodes(state) if turn.member(node).phase is Phase.JOINING]
     attempt.miss(turn, dict.fromkeys((*launch.joining(turn), *joining), late))

@@ -212,6 +212,8 @@ def check_decision(before: State, message: Any, state: State, todo: tuple[Comman
     if before.attempt is not None and before.attempt.phase is AttemptPhase.FINDING_CAUSE:
         _check_cause(before, state, now_s)
     for command in todo:
+        if type(command) is Dismiss and command.forget:
+            _check_forgotten(before, message, todo, command.node)
         _check_stage(command, state)
         if type(command) is LookAtOwnCheckpoints and not state.job.names_own_checkpoints:
             raise Violation("only files that are named are looked for", f"{command}")
@@ -271,6 +273,21 @@ def _check_dismissals(before: State, state: State, todo: tuple[Command, ...]) ->
         was = before.members.table.get(node)
         if was is None or (was.phase is not Phase.OUT and was.phase is not Phase.RETURNING):
             raise Violation("the runner of a node that is out exits", f"{node}: {member}, before {was}")
+
+
+def _check_forgotten(before: State, message: Any, todo: tuple[Command, ...], node: str) -> None:
+    """The memory of a node of the base is removed only if more is known about the node than that it was lost."""
+    if node not in before.job.nodes:
+        return
+    out = [before.history.out[node]] if node in before.history.out else []
+    is_recorded = any(not why.is_lost for why in out) or any(
+        type(command) is Record and command.event == "node_out" and command.fields["node"] == node
+        and not command.fields.get("lost")
+        for command in todo
+    )  # fmt: skip
+    named = message.unusable if type(message) is UnusableAnswered else (getattr(message, "node", None),)
+    if not is_recorded and node not in named:
+        raise Violation("no memory is removed without a reason", f"that of {node} after {message}")
 
 
 def _check_cause(before: State, state: State, now_s: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
+from launcher.core.attempt import RETURN_S
 from launcher.core.decision import PAUSE_S
 from launcher.core.faults import ENVIRONMENT, NODE_LOST, PREEMPTED, RUNNER_LOST
 from launcher.core.members import Phase, is_usable
@@ -217,7 +218,16 @@ def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
         yield "it is not known"
     if message.is_isolated and its.after.agents.has_launcher and not its.asks_for(do.StartAgents):
         yield "the agents' launcher is still awaited"
+    if not message.is_isolated and its.before.is_isolated:
+        for command in its.todo:
+            if type(command) is do.Record and "come back" in command.fields.get("reason", ""):
+                yield f"nodes have no time to come back: {dict(command.fields)}"
+        if its.after.roll_call_s is not None and its.after.roll_call_s < its.now_s + RETURN_S:
+            yield f"the roll is called {its.after.roll_call_s - its.now_s:.1f} s after it"
     attempt = its.after.attempt
+    is_returning = attempt is not None and attempt.phase is AttemptPhase.RETURNING
+    if not message.is_isolated and is_returning and attempt is not None and attempt.phase_s < its.now_s:
+        yield "the runners have no time to come back"
     is_killing = attempt is not None and attempt.phase is AttemptPhase.KILLING
     if not message.is_isolated and is_killing and attempt is not None and attempt.phase_s < its.now_s:
         yield "the nodes have no time to confirm the end of their workers"

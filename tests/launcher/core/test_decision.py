@@ -480,7 +480,8 @@ def test_a_node_that_is_back_and_can_be_given_no_process_stays_out(unusable: dic
     play.lose("n2")
     play.unusable, play.scheduler_error = unusable, error
     play.come("n2", attempt=0)
-    assert play.in_phase(Phase.OUT) == ["n2"] and play.all(do.Dismiss) == [do.Dismiss(node="n2", forget=True)]
+    is_known = error is None
+    assert play.in_phase(Phase.OUT) == ["n2"] and play.all(do.Dismiss) == [do.Dismiss(node="n2", forget=is_known)]
     assert not play.events("node_back")
 
 
@@ -627,13 +628,28 @@ def test_the_predecessors_node_gets_little_time_once_the_others_are_there() -> N
     assert [event["node"] for event in play.events("fault")] == ["n1"]
 
 
-def test_while_most_nodes_are_silent_nobody_is_given_up() -> None:
-    play = taken_over(nodes=3, back=("n1",))
+@pytest.mark.parametrize("past", [FAILED, []], ids=["between attempts", "in an attempt"])
+def test_while_most_nodes_are_silent_and_for_a_while_after_nobody_is_given_up(past: list[dict[str, Any]]) -> None:
+    play = taken_over(*past, nodes=3, back=("n1",))
     play.give(inputs.IsolationChanged(is_isolated=True))
     play.passes(10 * RETURN_S)
-    assert not play.events("fault", "node_out") and play.all(do.LetGo)
     play.give(inputs.IsolationChanged(is_isolated=False))
-    assert play.events("fault", "node_out")
+    play.passes(RETURN_S - 0.1)
+    assert not play.events("fault", "node_out") and play.all(do.LetGo)
+    play.come("n3", attempt=0)
+    play.passes(0.1)
+    assert [event["node"] for event in play.events("node_out")] == ["n2"]
+
+
+def test_the_predecessors_node_has_its_time_after_most_nodes_were_silent() -> None:
+    play = taken_over(nodes=3, back=("n2", "n3"), predecessor="n1")
+    play.give(inputs.IsolationChanged(is_isolated=True))
+    play.passes(RETURN_S)
+    play.give(inputs.IsolationChanged(is_isolated=False))
+    play.passes(PREDECESSOR_S - 0.1)
+    assert not play.events("fault")
+    play.passes(0.1)
+    assert [event["node"] for event in play.events("fault")] == ["n1"]
 
 
 def test_a_runner_that_has_ended_its_workers_meanwhile_ends_the_attempt() -> None:
