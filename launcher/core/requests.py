@@ -102,19 +102,21 @@ def record_again(turn: Turn) -> None:
 def on_terminated(turn: Turn, given: Terminated) -> None:
     if given.node is not None and boosters.on_terminated(turn, given.node):
         return
-    if turn.state.requests.sigterm is Sigterm.NONE:
-        turn.set_requests(sigterm=Sigterm.ASKED)
+    asked = turn.state.requests
+    if asked.sigterm in (Sigterm.NONE, Sigterm.KNOWN) and not asked.is_cancelled:
+        turn.set_requests(sigterm=Sigterm.ASKED if asked.sigterm is Sigterm.NONE else Sigterm.AGAIN)
         turn.do(AskWhyTerminated())
 
 
 def on_explained(turn: Turn, given: TerminationExplained) -> None:
-    """The meaning of the first SIGTERM."""
-    if turn.state.requests.sigterm is not Sigterm.ASKED:
+    """The meaning of a SIGTERM. A later one only counts if it cancels the job, which always wins."""
+    sigterm = turn.state.requests.sigterm
+    if sigterm not in (Sigterm.ASKED, Sigterm.AGAIN):
         return
     turn.set_requests(sigterm=Sigterm.KNOWN)
     if given.why == "cancel":
         cancel(turn)
-    else:
+    elif sigterm is Sigterm.ASKED:
         ask_stop(turn, given.why)
 
 

@@ -354,6 +354,7 @@ class Sigterm(Enum):
     NONE = "none"
     ASKED = "asked"
     KNOWN = "known"
+    AGAIN = "again"  # known, and another one has come: the job may be cancelled meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from simulation.decided import AT_WORK, Decided, Rule
 
 _OVERRIDE = (None, RESIZE, HALT)  # stops that another reason replaces
 _GONE = (Phase.OUT, Phase.RETURNING)
+_NEXT = {Sigterm.NONE: Sigterm.ASKED, Sigterm.KNOWN: Sigterm.AGAIN}  # after a SIGTERM
 
 
 # Answers
@@ -103,12 +104,18 @@ def _agents_unusable(its: Decided, message: given.UnusableAnswered) -> Iterator[
 
 def _explained(its: Decided, message: given.TerminationExplained) -> Iterator[str]:
     was, now = its.before.requests, its.after.requests
-    if was.sigterm is Sigterm.ASKED:
+    if was.sigterm in (Sigterm.ASKED, Sigterm.AGAIN):
         if now.sigterm is not Sigterm.KNOWN:
             yield "it is not known"
         if message.why == "cancel":
             if not now.is_cancelled or not (was.is_cancelled or its.records("stop_requested", reason=CANCEL)):
                 yield "the job is not cancelled"
+        elif was.sigterm is Sigterm.AGAIN:
+            if its.before.stage is not Stage.CONFIRMING and (now.stop, now.is_cancelled) != (
+                was.stop,
+                was.is_cancelled,
+            ):
+                yield f"the job was not cancelled meanwhile, and {now}"
         elif was.stop in _OVERRIDE and (now.stop != message.why or not its.records("stop_requested")):
             yield f"the job stops for {now.stop}"
     elif its.before.stage is not Stage.CONFIRMING and now != was:
@@ -248,10 +255,10 @@ def _terminated(its: Decided, message: given.Terminated) -> Iterator[str]:
             yield f"its booster is {now[0].phase.value}"
         if after.requests.sigterm is not before.requests.sigterm:
             yield "it concerns a booster only"
-    elif before.requests.sigterm is Sigterm.NONE and not (
-        after.requests.sigterm is Sigterm.ASKED and its.asks_for(do.AskWhyTerminated)
-    ):
-        yield "its reason is not asked for"
+    elif before.requests.sigterm in _NEXT and not before.requests.is_cancelled:
+        is_asked = its.asks_for(do.AskWhyTerminated)
+        if after.requests.sigterm is not _NEXT[before.requests.sigterm] or not is_asked:
+            yield "its reason is not asked for"
 
 
 def _time_warned(its: Decided, message: given.TimeWarned) -> Iterator[str]:

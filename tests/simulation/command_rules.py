@@ -56,7 +56,8 @@ def check_commands(before: State, after: State, todo: tuple[do.Command, ...]) ->
     if attempt is not None and after.stage is Stage.ATTEMPT:
         for wrong in _of_orders(before, after, attempt, todo):
             raise Violation("each phase gives its orders", wrong)
-    if after.requests.sigterm is Sigterm.ASKED is not before.requests.sigterm and do.AskWhyTerminated not in kinds:
+    is_asked = after.requests.sigterm in (Sigterm.ASKED, Sigterm.AGAIN)
+    if is_asked and after.requests.sigterm is not before.requests.sigterm and do.AskWhyTerminated not in kinds:
         raise Violation("what is recorded is done", "the reason of a SIGTERM is awaited, and nobody asks")
 
 

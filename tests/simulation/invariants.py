@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 CANCEL_S = 60.0
+EXPLAINED_S = 1.0  # a SIGTERM, from Slurm to its explanation
 FLUSH_S = 500.0
 LEAVING_S = 90.0
 SLOW_S = 60.0  # where processes start slowly, from an attempt's start to its first step
@@ -692,6 +693,11 @@ class Invariants:
         if job.preempted_s is None or world.kinds - _HARMLESS_TO_BOOSTERS:
             return
         if world.clock.now - job.preempted_s > NOTICED_S:
+    def requeues_cancelled(self, since_s: float) -> None:
+        """A job that was cancelled is requeued."""
+        if since_s > EXPLAINED_S and self._world.kinds <= _QUICK:
+            raise Violation("cancel always wins", f"the job is requeued {since_s:.1f} s after it was cancelled")
+
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 

@@ -309,7 +309,7 @@ def _unusable(rng: random.Random, state: State) -> Any:
 
 
 def _explained(rng: random.Random, state: State) -> Any:
-    if state.requests.sigterm is not Sigterm.ASKED and state.stage is not Stage.CONFIRMING:
+    if state.requests.sigterm not in (Sigterm.ASKED, Sigterm.AGAIN) and state.stage is not Stage.CONFIRMING:
         return None
     return given.TerminationExplained(why=rng.choice(("cancel", "requeue", "preempted", "batch_script_lost")))
 

@@ -450,8 +450,8 @@ class Runner:
             self.report(self._broken())
 
     def terminate(self) -> None:
-        """A SIGTERM from Slurm."""
-        if not self.is_alive or self._is_terminated:
+        """A SIGTERM from Slurm. Each is reported: another one may have another cause."""
+        if not self.is_alive:
             return
         self._is_terminated = True
         if self.link is not None and self._is_welcome:

@@ -78,6 +78,7 @@ class Slurm:
         lies: whether it believes that all nodes are well.
         refuses: whether it refuses a requeue.
         gives_same: whether the next start gets the same nodes.
+        cancelled_s: when it was cancelled.
         starts: how often the job was started.
         requeues: how often the job was requeued since its last start.
         not_launched: nodes on which the last srun could start nothing.
@@ -85,7 +86,7 @@ class Slurm:
     """
 
     __slots__ = (
-        "_excluded", "_will_start_again", "_world", "ends_s", "gives_same", "is_answering", "lies",
+        "_excluded", "_will_start_again", "_world", "cancelled_s", "ends_s", "gives_same", "is_answering", "lies",
         "not_launched", "refuses", "requeues", "sbatch_s", "script", "slow_s", "starts", "state", "step", "why",
     )  # fmt: skip
 
@@ -94,7 +95,7 @@ class Slurm:
         self.state = "waiting"
         self.why = "preempted"
         self.is_answering = True
-        self.slow_s = self.sbatch_s = 0.0
+        self.slow_s = self.sbatch_s = self.cancelled_s = 0.0
         self.lies = self.gives_same = self._will_start_again = False
         self.refuses = not world.setup.may_requeue
         self.requeues = self.starts = 0
@@ -153,6 +154,7 @@ class Slurm:
             self.script.is_alive = False
 
     def cancel(self) -> None:
+        self.cancelled_s = self._world.clock.now
         if self.state == "completing":
             self.why, self._will_start_again = "cancel", False
         elif self.state == "running":
@@ -180,7 +182,7 @@ class Slurm:
             return "the local cluster starts no job again", False
         if self._will_start_again:
             return None, False
-        if self.refuses or self.state not in ("running", "completing") or self.why == "cancel" or self.ends_s_passed:
+        if self.refuses or self.state not in ("running", "completing") or self.ends_s_passed:
             return "the job cannot be requeued", False
         world = self._world
         left = [name for name in world.hosts if name not in exclude]
@@ -189,6 +191,8 @@ class Slurm:
         lacking = world.setup.nodes + world.setup.spares - len(left)
         kept = sorted(exclude, key=lambda name: not world.hosts[name].is_up)[: max(0, lacking)]
         self._excluded = frozenset(exclude) - frozenset(kept)
+        if self.why == "cancel":  # Slurm starts it again all the same
+            world.invariants.requeues_cancelled(world.clock.now - self.cancelled_s)
         self.requeues += 1
         self.why, self._will_start_again = "requeue", True
         if self.state == "running":

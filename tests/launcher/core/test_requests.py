@@ -239,14 +239,26 @@ def test_a_job_without_checkpoints_is_ended_by_a_stop_once_no_sigterm_handler_ru
 # SIGTERM.
 
 
-def test_of_many_sigterms_the_first_is_explained_and_alone_counts() -> None:
-    play = asked("preempted", "cancel")
-    assert len(play.all(do.AskWhyTerminated)) == 1
+def test_of_many_sigterms_the_first_is_explained_and_no_later_one_stops_the_job_again() -> None:
     play = Play(make_job(has_checkpoint=True))
     play.run()
-    play.give(inputs.Terminated(node="n1"), inputs.Terminated(node="n2"), inputs.Terminated())
-    assert len(play.all(do.AskWhyTerminated)) == 1
+    play.silent = {do.AskWhyTerminated}
+    for why in ("requeue", "preempted"):
+        asked_before = len(play.all(do.AskWhyTerminated))
+        play.give(inputs.Terminated(node="n1"), inputs.Terminated(node="n2"), inputs.Terminated())
+        assert len(play.all(do.AskWhyTerminated)) == asked_before + 1, "one question at a time"
+        play.give(inputs.TerminationExplained(why=why))
     assert [event["reason"] for event in play.events("stop_requested")] == ["requeue"]
+
+
+def test_a_job_that_is_cancelled_while_it_stops_is_not_requeued() -> None:
+    play = asked("preempted")
+    play.why_terminated = "cancel"
+    play.give(inputs.Terminated(node="n1"))
+    assert play.end is not None and play.end.outcome == "cancelled" and not play.all(do.Requeue)
+    asked_before = len(play.all(do.AskWhyTerminated))
+    play.give(inputs.Terminated(node="n2"))
+    assert len(play.all(do.AskWhyTerminated)) == asked_before
 
 
 @pytest.mark.parametrize(("why", "outcome"), [("cancel", "cancelled"), ("requeue", "stopped")])
