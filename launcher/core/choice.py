@@ -18,9 +18,10 @@ def allowed(job: JobFacts, nodes: int) -> int:
 def wanted(turn: Turn) -> int:
     """The wanted size of the job, which it may not reach."""
     job, scale = turn.state.job, turn.state.history.scale
-    if scale is None:
-        scale = job.base_size if job.is_local else job.sizes[0]
-    return min(scale, job.base_size) if turn.state.time_limit.is_ending else scale
+    size = job.base_size if job.is_local else job.sizes[0]
+    if scale is not None:
+        size = allowed(job, scale)  # not allowed if it is of a run that was killed, with another job file
+    return min(size, job.base_size) if turn.state.time_limit.is_ending else size
 
 
 def candidates(turn: Turn) -> tuple[str, ...]:

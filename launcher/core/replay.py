@@ -99,7 +99,7 @@ class History:
         has_checkpoint: whether committed steps show the progress of the job's script.
         out: nodes that are out.
         runners: nodes whose runners have connected since the job's last start.
-        next_attempt: the number of the next attempt.
+        first_attempt, next_attempt: the numbers of the run's first attempt, and of the next one.
         attempt: the last attempt since the job's last start; None if there is none.
         positions: the nodes of the last attempt, also of earlier starts.
         trained: the nodes that hold the newest step: of the attempt that committed it, and of those begun since.
@@ -116,6 +116,7 @@ class History:
     has_checkpoint: bool = True
     out: HashTrieMap[str, NodeOut] = field(default_factory=HashTrieMap)
     runners: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    first_attempt: int = 0
     next_attempt: int = 0
     attempt: Running | None = None
     positions: tuple[str, ...] = ()
@@ -174,6 +175,20 @@ def _job_start(history: History, event: Event) -> History:
     gains = replace(history.gains, agentless=0)
     history = replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, boosters=(), holders=())
     return replace(history, stop=None, is_halt=False, is_cancelled=False)
+
+
+def _job_end(history: History, event: Event) -> History:
+    """The run has ended for good. A later one in the same folder has its steps, and none of its requests and faults."""
+    history = _judge(history)
+    before = history.gains
+    gains = Gains(
+        step=before.step,
+        step_at_fault=before.step,
+        restored=before.restored,
+        file_s=before.file_s,
+        file_at_fault_s=before.file_s or 0.0,
+    )
+    return replace(history, gains=gains, first_attempt=history.next_attempt, hangs=0, scale=None)
 
 
 def _node_ready(history: History, event: Event) -> History:
@@ -257,7 +272,7 @@ def _node_back(history: History, event: Event) -> History:
 def _attempt_start(history: History, event: Event) -> History:
     history = _judge(history)
     number = event["attempt"]
-    is_restart = bool(number) and not (history.attempt is not None and history.attempt.is_free)
+    is_restart = number > history.first_attempt and not (history.attempt is not None and history.attempt.is_free)
     gains = replace(history.gains, restarts=history.gains.restarts + is_restart)
     attempt = Running(number=number, nodes=tuple(event["nodes"]), begun_s=event["time"])
     next_attempt = max(history.next_attempt, number + 1)
@@ -377,6 +392,7 @@ def _with_fault(history: History, fault: Event, workers_s: float | None) -> Hist
 
 _FOLDS = {
     "job_start": _job_start,
+    "job_end": _job_end,
     "node_ready": _node_ready,
     "node_out": _node_out,
     "node_back": _node_back,

@@ -240,7 +240,7 @@ def _choose(turn: Turn) -> None:
         out = state.members.out()
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
         reason = f"{len(job.nodes)} nodes, {job.sizes[-1]} needed, out of use: {why}"
-        unprepared = all(state.members[node].is_environment for node in out)
+        unprepared = bool(out) and all(state.members[node].is_environment for node in out)
         fault = Fault(kind=ENVIRONMENT if unprepared else START_TIMEOUT, node=None, reason=reason)
         turn.record("fault", kind=fault.kind, reason=reason)
         _fail(turn, fault, ())

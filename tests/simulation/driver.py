@@ -513,6 +513,9 @@ class Driver:
                 world.clock.after(1.0, self._write_result, command, since_s)
                 return
             if folder.result is None:
+                if folder.mode != REMOVED:
+                    event = {"time": round(self.now_s, 3), "event": "job_end", "outcome": command.outcome}
+                    folder.append(self.term, event)
                 folder.result = (command.outcome, command.reason)
                 world.ends(command.outcome, command.reason)
             world.slurm.ended(self)

@@ -97,6 +97,17 @@ class EventRules:
             self._once.add(name)
         return wrong
 
+    def runs_again(self) -> None:
+        """The job is submitted again in its folder. What it has failed at before does not count if its end is there."""
+        if self._before == "job_end":
+            if self._is_unjudged:
+                self._judge()
+                self._faults.append("outcome none")
+            self._fruitless = self._unlucky = self._unbegun = 0
+            self._newest_before = self._newest_at_fault = self._newest
+            self._failed_on.clear()
+            self._decisive.clear()
+
     @property
     def last_outcome(self) -> str:
         """Of the attempt that ended last."""

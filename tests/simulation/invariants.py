@@ -235,9 +235,16 @@ class Invariants:
         for node, why in state.history.out.items():
             if node in state.members and state.members[node].is_lost and not (driver.job.is_take_over and why.is_lost):
                 raise Violation("a node that is out stays out", f"{node} may come back: {why}")
+        names = [event["event"] for event in driver.log]
+        if names[-1:] == ["job_end"]:
+            self._check_anew(self._history[driver.term])
         goes_on = driver.state.stage is Stage.ATTEMPT and driver.job.has_checkpoint
         if goes_on and not any(type(command) is AdoptAgents for command in todo):
             raise Violation("nobody's agents are forgotten", f"term {driver.term} goes on without those that are there")
+
+    def runs_again(self) -> None:
+        """The job is submitted again in its folder."""
+        self._rules.runs_again()
 
     def decided(self, driver: Driver, before: Any, message: Any, todo: Any) -> None:
         if not self._world.checks:
@@ -303,6 +310,13 @@ class Invariants:
         if state.timer_s != expected_s:
             raise Violation("no lost timer", "the state's timer differs from the driver's")
         self._probes.try_one(state, driver.now_s)
+
+    def _check_anew(self, history: History) -> None:
+        """A later run in the folder of one that has ended."""
+        gains = history.gains
+        row = (gains.counted, gains.restarts, dict(gains.repeats), dict(gains.failed_on), gains.error, history.hangs)
+        if history.scale is not None or any(row):
+            raise Violation("a later run begins anew", f"scale {history.scale}, row of failures {row}")
 
     def _check_durations(self, driver: Driver, before: State) -> None:
         """Nothing waits longer than it must where nothing stands against it."""
@@ -679,6 +693,11 @@ class Invariants:
         if outcome != "fabric" and "fabric" in rules.decisive and world.kinds == {"fabric_missed"}:
             raise Violation("a true outcome", f"{outcome}, though the fabric that is required is missed")
 
+    def requeues_cancelled(self, since_s: float) -> None:
+        """A job that was cancelled is requeued."""
+        if since_s > EXPLAINED_S and self._world.kinds <= _QUICK:
+            raise Violation("cancel always wins", f"the job is requeued {since_s:.1f} s after it was cancelled")
+
     def trains_on(self, nodes: list[str]) -> None:
         """An attempt begins."""
         self._changed_s, self._trains = self._world.clock.now, frozenset(nodes)
@@ -693,11 +712,6 @@ class Invariants:
         if job.preempted_s is None or world.kinds - _HARMLESS_TO_BOOSTERS:
             return
         if world.clock.now - job.preempted_s > NOTICED_S:
-    def requeues_cancelled(self, since_s: float) -> None:
-        """A job that was cancelled is requeued."""
-        if since_s > EXPLAINED_S and self._world.kinds <= _QUICK:
-            raise Violation("cancel always wins", f"the job is requeued {since_s:.1f} s after it was cancelled")
-
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 

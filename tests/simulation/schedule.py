@@ -32,6 +32,7 @@ class Setup:
         max_without_progress: as in the job file.
         boosters, booster_nodes: how many there may be, and how many nodes each has.
         skips: whether not every number of boosters makes an allowed size.
+        runs_again: whether the job is submitted again in its folder where it has ended before it was done.
         settle_s, snooze_s: `elastic.scaling_timeout_s` and `elastic.scale_up_snooze_s`.
     """
 
@@ -59,6 +60,7 @@ class Setup:
     skips: bool = False
     settle_s: float = 10.0
     snooze_s: float = 30.0
+    runs_again: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -255,7 +257,16 @@ def draw(seed: int) -> Schedule:
         kinds = (*_ELASTIC, "boosters_late", "sbatch_late")
         faults = tuple(fault for fault in faults if fault.kind in kinds)
         setup = replace(setup, chunks=rng.choice((10, 16, 24)), limit_s=0.0)
-    return Schedule(setup, faults)
+    elif 0.45 <= chance < 0.48:
+        setup, faults = replace(setup, heeds_stop=rng.random() < 0.5), _draw_cancelled_stop(rng)
+    return Schedule(replace(setup, runs_again=rng.random() < 0.2), faults)
+
+
+def _draw_cancelled_stop(rng: random.Random) -> tuple[Fault, Fault]:
+    """A user cancels the job while it stops for another reason."""
+    stop = _of_kind(rng, rng.choice(("preempted", "preempted", "requeue_by_admin", "time_warned", "halt")))
+    at_s = round(stop.at_s + rng.choice((0.3, 1.0, 2.0, 4.0, 12.0)), 2)
+    return stop, Fault("cancel", at_s)
 
 
 def _draw_burst(rng: random.Random, faults: tuple[Fault, ...]) -> list[Fault]:

@@ -205,6 +205,11 @@ class Slurm:
     def ends_s_passed(self) -> bool:
         return self.ends_s is not None and self._world.clock.now >= self.ends_s
 
+    def submit_again(self) -> None:
+        """Another job, in the same folder."""
+        self.state, self._excluded = "waiting", frozenset()
+        self.try_to_start()
+
     def try_to_start(self) -> None:
         """Starts the job again once enough nodes are there."""
         if self.state != "waiting" or not self.starts:

@@ -267,6 +267,37 @@ KEPT = {
         Setup(seed=97017876, nodes=3, least=3),
         (Fault("links_break", at_s=6.51, lasts_s=0.0), Fault("supervisor_node_crashes", at_s=2.73, lasts_s=0.0)),
     ),
+    "runners have time to come back once most nodes are heard again": Schedule(
+        Setup(seed=20039),
+        (
+            Fault("supervisor_node_freezes", at_s=1.0, after="Settle", lasts_s=3.0),
+            Fault("partition", at_s=1.0, after="StartWorkers", nth=2, lasts_s=30.0, flag=1),
+        ),
+    ),
+    "no roll is called at the moment at which most nodes are heard again": Schedule(
+        Setup(seed=3448),
+        (
+            Fault("node_freezes", at_s=3.0, lasts_s=9.0),
+            Fault("node_cut", at_s=1.0, after="UnusableAnswered", node=2, lasts_s=30.0),
+        ),
+    ),
+    "a job that is cancelled while it stops is not requeued": Schedule(
+        Setup(seed=200524), (Fault("preempted", at_s=1.0), Fault("cancel", at_s=3.0))
+    ),
+    "a node that is back while the scheduler does not answer keeps its memory": Schedule(
+        Setup(seed=202841),
+        (Fault("slurm_silent", at_s=1.0, lasts_s=30.0), Fault("link_breaks", at_s=1.0)),
+    ),
+    "a later run in the folder begins without the failures of the one before": Schedule(
+        Setup(seed=300195, max_without_progress=1, runs_again=True), (Fault("worker_fails"),)
+    ),
+    "a later run in the folder begins with the size of its job file": Schedule(
+        Setup(seed=301018, boosters=2, runs_again=True),
+        (
+            Fault("cancel", after="WorkersStarted", nth=3),
+            Fault("scale", after="AllocationAsked", nth=2, node=2),
+        ),
+    ),
     "a job that saves rarely is not given up for losses of nodes": Schedule(
         Setup(seed=1, spares=3, chunks=3, chunk_s=800.0, jitter=0.0, hang_timeout_s=0.0),
         tuple(Fault("node_crashes", at_s, node=node, flag=1) for at_s, node in ((400.0, 1), (1000.0, 2), (1500.0, 3))),

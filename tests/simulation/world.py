@@ -106,6 +106,10 @@ class World:
         """
         self.start()
         how = self.clock.run(self._bound_s(), self._is_over)
+        if how == "over" and self.setup.runs_again and self.folder.result not in (None, ("done", "")):
+            self.invariants.finished()
+            self._run_again()
+            how = self.clock.run(self.clock.now + self._bound_s(), self._is_over)
         if how != "over" and self._is_orphaned:
             return ("orphaned", "its batch host was lost before any runner was there")
         if how == "idle":
@@ -126,6 +130,12 @@ class World:
                 self._due += 1
                 self.clock.at(fault.at_s, self._inject, fault)
         self.slurm.start_job(tuple(self.hosts)[: setup.nodes + setup.spares])
+
+    def _run_again(self) -> None:
+        """A user submits the job again in its folder."""
+        self.outcome = self.folder.result = self.halt = None
+        self.invariants.runs_again()
+        self.slurm.submit_again()
 
     def _bound_s(self) -> float:
         setup, faults = self.setup, self.schedule.faults

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launcher.core import commands as do
+from launcher.core.gains import Gains
 from launcher.core.recovery import choose_rung
 from launcher.core.replay import History, NodeOut, apply, replay
 from launcher.core.state import RestartLimits, Stage
@@ -149,6 +150,48 @@ def test_attempts_are_numbered_through_all_starts_of_the_job() -> None:
     starts = [event("attempt_start", attempt=number, nodes=["n1"], rung="workers") for number in (0, 1)]
     history = replay([event("job_start"), *starts, event("job_start")], History())
     assert (history.next_attempt, history.attempt, history.gains.restarts) == (2, None, 1)
+
+
+FAILS = [
+    event("attempt_start", 10.0, attempt=0, nodes=["n1", "n2"], spares=[], rung="start"),
+    event("commit", 11.0, attempt=0, step=7, tier="shared"),
+    event("fault", 12.0, attempt=0, kind="user_error", node="n1", traceback="ValueError: 1"),
+    event("attempt_end", 13.0, attempt=0, outcome="fault"),
+    event("attempt_start", 20.0, attempt=1, nodes=["n1", "n2"], spares=[], rung="workers"),
+    event("fault", 22.0, attempt=1, kind="hang", node="n1"),
+]
+
+
+@pytest.mark.parametrize("end", [[event("attempt_end", 23.0, attempt=1, outcome="fault")], []])
+def test_a_later_run_in_the_folder_has_the_steps_and_neither_the_requests_nor_the_faults(
+    end: list[dict[str, Any]],
+) -> None:
+    past = [event("job_start"), event("scale_requested", nodes=1), *FAILS, *end]
+    history = replay([*past, event("job_end", 24.0, outcome="no_progress"), event("job_start", 30.0)], History())
+    assert (history.scale, history.hangs, history.step, history.next_attempt) == (None, 0, 7, 2)
+    assert history.gains == Gains(step=7, step_at_fault=7)
+    assert replay([*past, event("job_start", 30.0)], History()).gains.fruitless == 1, "a requeue"
+    again = event("attempt_start", 31.0, attempt=2, nodes=["n1", "n2"], rung="requeue")
+    assert apply(history, again).gains.restarts == 0
+
+
+def test_a_later_run_whose_script_is_repaired_restarts_after_a_fault() -> None:
+    limits = RestartLimits(max_without_progress=2)
+    past = [event("job_start"), *FAILS, event("job_end", 24.0, outcome="no_progress")]
+    play = Play(make_job(has_checkpoint=True, limits=limits), past)
+    play.run()
+    play.fail("n1")
+    assert [(each["attempt"], each["rung"]) for each in play.events("attempt_start")] == [
+        (2, "requeue"),
+        (3, "workers"),
+    ]
+
+
+def test_a_size_that_another_job_file_allowed_keeps_no_job_from_starting() -> None:
+    """The run before was killed, so nothing tells that it has ended."""
+    play = Play(make_job(4), [event("job_start"), event("scale_requested", nodes=2)])
+    play.run()
+    assert len(play.attempt.nodes) == 4
 
 
 RUNS = [

@@ -747,3 +747,12 @@ def test_boosters_are_forgotten_when_the_job_starts_again() -> None:
     play = Play(make_elastic(), before.events())
     play.begin()
     assert not play.state.boosters and play.in_phase(Phase.JOINING) == ["n1", "n2"]
+
+
+def test_a_later_run_in_the_folder_begins_with_the_size_of_the_job_file() -> None:
+    play = running(make_elastic(boosters=0, sizes=(2, 1)))
+    play.give(inputs.ScaleAsked(nodes=1))
+    end = {"event": "job_end", "outcome": "halted", "time": play.now_s}
+    again = Play(make_elastic(boosters=0, sizes=(2, 1)), [*play.events(), end])
+    again.run()
+    assert len(again.attempt.nodes) == 2
