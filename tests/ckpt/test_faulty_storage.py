@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from agent_kit import World, config, content, lose, run, until
+from agent_kit import DEADLINES, World, config, content, lose, run, until
 
 from ckpt.errors import NamespaceError
 from ckpt.format import atomic_files as files
 from ckpt.tiers import posix
+from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier, check_shared
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
@@ -234,5 +238,41 @@ def test_a_folder_of_another_user_is_refused_by_name_and_nothing_in_it_is_restor
         async with World(tmp_path, ["a"], 1, config(shared)) as world:
             error = (await world.workers[0].request("plan"))["error"]
             assert "shared/test: belongs to uid 12345" in error
+
+    run(test)
+
+
+@pytest.mark.parametrize("call", ["catalog", "occupy", "read"])
+def test_a_nodes_disk_that_hangs_delays_a_restore_and_does_not_prevent_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A disk that hangs cannot be made here: a call that never returns stands for it."""
+    real: Callable[..., Any] = getattr(NvmeTier, call)
+    checkpoint = config(nvme={"path": str(tmp_path / "nvme"), "every_steps": 20})
+    deadlines = replace(DEADLINES, answer_s=2.0, verify_s=1.0)
+    is_hung = threading.Event()
+
+    def hung(self: NvmeTier, *args: Any) -> Any:
+        if self.node == "b":
+            is_hung.set()
+            threading.Event().wait()
+        return real(self, *args)
+
+    async def test() -> None:
+        async with World(tmp_path, ["a", "b"], 0, checkpoint) as world:
+            await world.save(20, 0)
+            await world.await_saves()
+            await world.save(30, 1)
+        if call == "read":  # only the disks have the newest step that is whole
+            lose(tmp_path, "a", "b")
+        monkeypatch.setattr(NvmeTier, call, hung)
+        async with World(tmp_path, ["a", "b"], 1, checkpoint, deadlines=deadlines) as world:
+            plan = await world.plan()
+            assert is_hung.is_set() and plan["step"] == (None if call == "read" else 30)
+            if call == "read":
+                assert "rank 1 of 2: no node's memory holds a shard" in plan["skipped"][0]["reason"]
+            else:
+                problem = await world.monitors[1].event("problem", what="this node's disk cannot be read")
+                assert problem["detail"] == "nvme tier: no answer within 0.8 s"
 
     run(test)

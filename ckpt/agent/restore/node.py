@@ -22,7 +22,9 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_quarantined, noted_reason
+from ckpt.timeouts import within
 
+_DISK_PART = 0.8  # of a message's deadline: time for this node's disk, so that one that hangs is passed over in time
 _AT_ONCE = 2  # shards fetched at once: while one fills the network, the first bytes of the other are requested
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class RestoreNode(Part):
 
     async def _on_inventory(self, source: int) -> dict[str, Any]:
         self._memory_store.scan()
-        if problem := await self._node_disk.scan(self._place.who):
+        if problem := await self._node_disk.scan(self._place.who, self._deadlines.answer_s * _DISK_PART / 2):
             self._listener.problem("this node's disk cannot be read", problem)
         rows = rows_of(self._memory_store, self._node_disk)
         shards = [[row[0].to_json(), *row[1:]] for row in rows if row[3] == DISK or not self._is_quarantined(row[0])]
@@ -73,6 +75,14 @@ class RestoreNode(Part):
         """
         if await self._memory_store.verify_any(save, rank):
             return True
+        limit_s = self._deadlines.verify_s * _DISK_PART
+        try:
+            return await within(limit_s, self._verify_on_disk(save, rank))
+        except asyncio.TimeoutError:
+            self._node_disk.strike(save, rank, AgentError(f"not read within {limit_s:g} s"))
+            return False
+
+    async def _verify_on_disk(self, save: SaveId, rank: int) -> bool:
         on_disk = self._node_disk.find(save, rank)
         if on_disk is None or not self._is_ours(rank, on_disk.record):
             return await self._node_disk.verify(save, rank)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt.agent.storage_calls import in_thread
+from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.manifest import ShardPlace
@@ -60,11 +60,12 @@ class NodeDisk:
         self.last_commit_s = 0.0  # since the epoch; 0 if there is none
         self._damaged: dict[SaveId, str] = {}  # saves whose bytes do not match, with the reason
 
-    async def scan(self, holder: str) -> str | None:
+    async def scan(self, holder: str, timeout_s: float) -> str | None:
         """Locks the disk for this run and reads its manifests. Returns the problem if it cannot, else None.
 
         Args:
             holder: name of this run, for the errors of other runs.
+            timeout_s: for each of the two. A slower disk counts as empty.
 
         Raises:
             DiskInUse: another live run writes there.
@@ -73,7 +74,7 @@ class NodeDisk:
             return None
         problems = []
         try:
-            entries = await in_thread(lambda: list(tier.catalog()))
+            entries = await in_time(timeout_s, lambda: list(tier.catalog()))
             self._shards = {
                 (manifest.save, place.rank): DiskShard(tier=tier, place=place)
                 for manifest in [entry.manifest for entry in entries if entry.manifest]
@@ -81,7 +82,7 @@ class NodeDisk:
             }
             self.last_commit_s = last_commit_s(entries)
             problems += [f"nvme tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
-            await in_thread(tier.occupy, holder)
+            await in_time(timeout_s, tier.occupy, holder)
         except DiskInUse as error:
             raise DiskInUse(f"nvme tier: {error}") from None
         except (CheckpointError, OSError) as error:
