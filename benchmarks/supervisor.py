@@ -22,13 +22,14 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.connections.channel import Channel, ChannelError, connect
 from launcher.history.events import EventLog, read_events
 from launcher.jobfile import JobSpec
+from launcher.leadership.terms import Term, claim, newest
 from launcher.runner.runner import HEARTBEAT_S
 from launcher.scheduler.local import LocalCluster
 from launcher.supervisor.folder import make_folders, prepare, read_secret
@@ -41,21 +42,29 @@ _CONNECTING_AT_ONCE = 100  # by one process; the supervisor allows 256 handshake
 
 
 class Fleet(LocalCluster):
-    """Simulated runners: connections from a few processes."""
+    """Simulated runners: connections from a few processes.
 
-    def __init__(self, spec: JobSpec, job_dir: Path) -> None:
+    Args:
+        attempt: whose workers run on all nodes; None if none do.
+    """
+
+    def __init__(self, spec: JobSpec, job_dir: Path, attempt: int | None = None) -> None:
         super().__init__(spec, job_dir)
+        self._attempt = attempt
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
-        port = int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2])
+        self.connect(nodes, int(environment["HOLDFAST_SUPERVISOR"].rpartition(":")[2]))
+
+    def connect(self, nodes: Sequence[str], port: int) -> None:
+        """Starts runners, which connect to the supervisor at this port."""
         secret = read_secret(self._job_dir)
         context = multiprocessing.get_context("spawn")
         for index in range(CLIENT_PROCESSES):
             ours, theirs = context.Pipe()
             own = nodes[index::CLIENT_PROCESSES]
-            process = context.Process(target=_run_clients, args=(own, port, secret, theirs), daemon=True)
+            process = context.Process(target=_run_clients, args=(own, port, secret, self._attempt, theirs), daemon=True)
             process.start()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -85,10 +94,10 @@ class Fleet(LocalCluster):
 class _Clients:
     """Many runners in one process."""
 
-    def __init__(self, nodes: tuple[str, ...], port: int, secret: bytes) -> None:
+    def __init__(self, nodes: tuple[str, ...], port: int, secret: bytes, attempt: int | None) -> None:
         self._nodes, self._port, self._secret = nodes, port, secret
         self._channels: dict[str, Channel] = {}
-        self._attempts: dict[str, int] = {}
+        self._attempts = {} if attempt is None else dict.fromkeys(nodes, attempt)
         self._muted: set[str] = set()
         self._last_start_s = 0.0
 
@@ -110,8 +119,9 @@ class _Clients:
                 "restart_count": 0,
                 "allocation": "local",
                 "addresses": [],
+                "attempt": self._attempts.get(node),
             }
-            channel, message = await connect("127.0.0.1", self._port, self._secret, hello)
+            channel, message = await self._connect(hello)
         self._channels[node] = channel
         beat = asyncio.create_task(self._beat(node, channel, index / len(self._nodes) * HEARTBEAT_S))
         with contextlib.suppress(ChannelError):
@@ -125,6 +135,13 @@ class _Clients:
                 message = await channel.receive()
         beat.cancel()
         await channel.close()
+
+    async def _connect(self, hello: dict[str, Any]) -> tuple[Channel, Any]:
+        """Tries again as a runner does: the supervisor may be too busy to answer in time."""
+        while True:
+            with contextlib.suppress(ChannelError):
+                return await connect("127.0.0.1", self._port, self._secret, hello)
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _beat(self, node: str, channel: Channel, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -151,10 +168,10 @@ class _Clients:
         return time.time()
 
 
-def _run_clients(nodes: tuple[str, ...], port: int, secret: bytes, pipe: Any) -> None:
+def _run_clients(nodes: tuple[str, ...], port: int, secret: bytes, attempt: int | None, pipe: Any) -> None:
     allow_files(len(nodes) + 100)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_Clients(nodes, port, secret).run(pipe))
+    asyncio.run(_Clients(nodes, port, secret, attempt).run(pipe))
 
 
 def _tcp_bytes(channel: Channel) -> int:
@@ -187,6 +204,59 @@ def measure(count: int, seconds: float) -> dict[str, float]:
         if outcome.name != "cancelled" or "silence_noticed_s" not in figures:
             raise RuntimeError(f"{count} nodes: the job ended as {outcome.name}: {outcome.reason}; got {figures}")
     return figures
+
+
+def measure_take_over(count: int) -> dict[str, float]:
+    """Takes over a job that trains on `count` nodes; the seconds until all its runners have connected."""
+    with tempfile.TemporaryDirectory() as folder:
+        job_dir = Path(folder) / "job"
+        make_folders(job_dir)
+        spec = JobSpec(name="benchmark", script=Path(__file__), nodes=count)
+        prepare(spec, job_dir)
+        claim(job_dir, Term(number=1, run_id="run", node=None, host="127.0.0.1", port=1, pid=1))
+        events = EventLog(job_dir / "events.jsonl")
+        fleet = Fleet(spec, job_dir, attempt=0)
+        events.append("job_start")
+        for node in fleet.nodes:
+            events.append("node_ready", node=node, warm=True)
+        events.append("attempt_start", attempt=0, nodes=list(fleet.nodes), spares=[], rung="start")
+        events.append("workers_started", attempt=0, seconds=1.0)
+        figures: dict[str, float] = {}
+        driver = threading.Thread(target=_drive_take_over, args=(fleet, job_dir, figures), daemon=True)
+        driver.start()
+        asyncio.run(Supervisor(spec, job_dir, fleet, events, take_over=1).run())
+        driver.join(DEADLINE_S)
+        events.close()
+        lost = [event for event in read_events(job_dir / "events.jsonl") if event["event"] in ("node_out", "fault")]
+        if lost or not figures:
+            raise RuntimeError(f"{count} nodes: a take-over loses {len(lost)} of them: {lost[:1]}")
+    return figures
+
+
+def _drive_take_over(fleet: Fleet, job_dir: Path, figures: dict[str, float]) -> None:
+    """Runs in a thread: lets the runners connect to the new supervisor, then ends the job with a user's SIGINT."""
+    try:
+        begun = _event(job_dir, "takeover")
+        term = newest(job_dir)
+        if term is None:
+            raise RuntimeError("a take-over without a term")
+        fleet.connect(fleet.nodes, term.port)
+        last = _wait(lambda: _last_return(job_dir, len(fleet.nodes)), "return of all runners")
+        figures["take_over_s"] = last["time"] - begun["time"]
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _last_return(job_dir: Path, count: int) -> dict[str, Any] | None:
+    """The event of the last of `count` runners that connect after a take-over, or of a node that is lost; None before.
+
+    The events are parsed once: to parse so many takes long, and this process also supervises.
+    """
+    path = job_dir / "events.jsonl"
+    written = path.read_bytes()
+    if written.count(b"node_ready") < 2 * count and b"node_out" not in written:
+        return None
+    return [event for event in read_events(path) if event["event"] in ("node_ready", "node_out")][-1]
 
 
 def _drive(fleet: Fleet, job_dir: Path, seconds: float, figures: dict[str, float]) -> None:
@@ -250,6 +320,7 @@ _COLUMNS = (
     ("silent: noticed s", "silence_noticed_s", "{:.2f}"),
     ("fault to last start s", "next_attempt_sent_s", "{:.2f}"),
     ("of it sending s", "of_it_sending_s", "{:.2f}"),
+    ("take-over s", "take_over_s", "{:.2f}"),
 )
 
 
@@ -260,7 +331,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     allow_files(max(options.nodes) + 1000)
-    rows = [measure(count, options.seconds) for count in options.nodes]
+    rows = [measure(count, options.seconds) | measure_take_over(count) for count in options.nodes]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
