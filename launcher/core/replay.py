@@ -178,7 +178,7 @@ def _job_start(history: History, event: Event) -> History:
 
 
 def _job_end(history: History, event: Event) -> History:
-    """The run has ended for good. A later one in the same folder has its steps, and none of its requests and faults."""
+    """The run has ended for good. A later one in the same folder has its steps, but not its requests and faults."""
     history = _judge(history)
     before = history.gains
     gains = Gains(
@@ -188,7 +188,8 @@ def _job_end(history: History, event: Event) -> History:
         file_s=before.file_s,
         file_at_fault_s=before.file_s or 0.0,
     )
-    return replace(history, gains=gains, first_attempt=history.next_attempt, hangs=0, scale=None)
+    history = replace(history, out=HashTrieMap(), gains=gains, hangs=0, scale=None)
+    return replace(history, first_attempt=history.next_attempt)
 
 
 def _node_ready(history: History, event: Event) -> History:

@@ -107,6 +107,9 @@ class EventRules:
             self._newest_before = self._newest_at_fault = self._newest
             self._failed_on.clear()
             self._decisive.clear()
+            self._decisive_s = 0.0
+            self._out.clear()
+            self._unprepared.clear()
 
     @property
     def last_outcome(self) -> str:

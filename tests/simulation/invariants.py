@@ -126,7 +126,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.REQUEUEING: 1.0,
     Stage.BACKING_OFF: 60.5,
     AttemptPhase.RECORDING: 0.5,
-    AttemptPhase.RETURNING: 30.0,
+    AttemptPhase.RETURNING: 33.0,  # RETURN_S before and after the time in which most nodes are silent
     AttemptPhase.STARTING: 45.0,  # agents that are late, while most nodes are silent, perhaps twice
     AttemptPhase.JUDGING: 12.5,
     AttemptPhase.FINDING_CAUSE: 0.6,
@@ -315,8 +315,8 @@ class Invariants:
         """A later run in the folder of one that has ended."""
         gains = history.gains
         row = (gains.counted, gains.restarts, dict(gains.repeats), dict(gains.failed_on), gains.error, history.hangs)
-        if history.scale is not None or any(row):
-            raise Violation("a later run begins anew", f"scale {history.scale}, row of failures {row}")
+        if history.scale is not None or any(row) or history.out:
+            raise Violation("a later run begins anew", f"scale {history.scale}, {history.out}, row of failures {row}")
 
     def _check_durations(self, driver: Driver, before: State) -> None:
         """Nothing waits longer than it must where nothing stands against it."""

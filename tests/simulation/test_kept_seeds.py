@@ -291,6 +291,9 @@ KEPT = {
     "a later run in the folder begins without the failures of the one before": Schedule(
         Setup(seed=300195, max_without_progress=1, runs_again=True), (Fault("worker_fails"),)
     ),
+    "a later run in the folder tries the nodes that were out in the one before": Schedule(
+        Setup(seed=130016181, max_without_progress=1, runs_again=True), (Fault("slurm_silent", lasts_s=90.0),)
+    ),
     "a later run in the folder begins with the size of its job file": Schedule(
         Setup(seed=301018, boosters=2, runs_again=True),
         (

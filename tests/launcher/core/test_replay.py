@@ -166,10 +166,11 @@ FAILS = [
 def test_a_later_run_in_the_folder_has_the_steps_and_neither_the_requests_nor_the_faults(
     end: list[dict[str, Any]],
 ) -> None:
-    past = [event("job_start"), event("scale_requested", nodes=1), *FAILS, *end]
+    out = event("node_out", node="n3", reason="drained")
+    past = [event("job_start"), event("scale_requested", nodes=1), out, *FAILS, *end]
     history = replay([*past, event("job_end", 24.0, outcome="no_progress"), event("job_start", 30.0)], History())
     assert (history.scale, history.hangs, history.step, history.next_attempt) == (None, 0, 7, 2)
-    assert history.gains == Gains(step=7, step_at_fault=7)
+    assert history.gains == Gains(step=7, step_at_fault=7) and not history.out
     assert replay([*past, event("job_start", 30.0)], History()).gains.fruitless == 1, "a requeue"
     again = event("attempt_start", 31.0, attempt=2, nodes=["n1", "n2"], rung="requeue")
     assert apply(history, again).gains.restarts == 0
