@@ -324,6 +324,20 @@ class World:
         save = self.agents[node]._saves._in_flight.get(step)
         return save is not None and local_rank in save.names
 
+    async def tear(self, step: int, slot: int, node: int, data: bytes | None = None) -> None:
+        """All workers save; returns once this node alone has published its shards."""
+
+        async def never(source: int, **fields: Any) -> None:
+            await asyncio.Event().wait()
+
+        for number, agent in enumerate(self.agents):
+            if number != node:
+                agent._peers.handle("publish", never)
+        for worker in self.workers:
+            worker.save(step, slot, data)
+        record = self.places[node].ram_dir / f"own-0-{slot}.json"
+        await until(record.exists)
+
     async def stop_before_protect(self, step: int, slot: int) -> None:
         """All workers save; returns once all shards are published. No redundancy is ever made."""
 

@@ -153,8 +153,7 @@ def test_a_torn_save_is_passed_over(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.save(10, 0)
-            world.workers[0].save(20, 1)
-            await until(lambda: (20, 0) in records(tmp_path / "a").values())
+            await world.tear(20, 1, node=0)
         async with World(tmp_path, ["a", "b"], 1, config()) as world:
             plan = await world.plan()
             assert (plan["step"], [skipped["step"] for skipped in plan["skipped"]]) == (10, [20])
@@ -168,8 +167,7 @@ def test_a_rebuild_overwrites_nothing_valid_and_later_saves_clear_what_lies_beyo
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.save(10, 0)
-            world.workers[1].save(20, 1)
-            await until(lambda: (20, 1) in records(tmp_path / "b").values())
+            await world.tear(20, 1, node=1)
         source = tmp_path / "b" / "own-0-1"
         other = tmp_path / "b" / "own-0-0"  # step 10 lost, a third valid step in its slot
         record = read_record(source.parent, source.name)
@@ -195,8 +193,8 @@ def test_the_same_step_of_two_attempts_is_never_mixed(tmp_path):
             await world.save(20, 0)
         async with World(tmp_path, ["a", "b"], 1, config(scheme="none")) as world:
             await world.plan()
-            world.workers[0].save(20, 1, b"other bytes of the same step")
-            await until(lambda: len(records(tmp_path / "a")) == 2)
+            await world.tear(20, 1, 0, b"other bytes of the same step")
+            assert len(records(tmp_path / "a")) == 2
         async with World(tmp_path, ["a", "b"], 2, config(scheme="none")) as world:
             plan = await world.plan()
             assert (plan["step"], plan["attempt"]) == (20, 0)
