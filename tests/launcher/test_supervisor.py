@@ -323,8 +323,9 @@ def test_a_python_without_torch_is_the_users_to_mend_and_no_fault_of_the_nodes(
     assert "cannot load torch: ModuleNotFoundError" in outcome.reason
     assert {fault["kind"] for fault in job.events("fault")} == {"environment"}
     assert len(job.events("node_out")) >= 2 and read_incidents(job.dir / "events.jsonl") == []
-    next_start = [*read_events(job.dir / "events.jsonl"), {"event": "job_start", "time": 0.0}]
-    assert not replay(next_start, History()).out  # it is tried again when the job starts again
+    *before, end = read_events(job.dir / "events.jsonl")
+    assert end["event"] == "job_end"  # after it no node is out
+    assert not replay([*before, {"event": "job_start", "time": 0.0}], History()).out, "a requeue tries them again"
 
 
 def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -333,7 +334,9 @@ def test_a_node_whose_python_has_no_torch_is_replaced(make_job: Callable[..., Jo
     assert job.supervise().name == "done"
     (out,) = job.events("node_out")
     assert out["node"] == "node0" and out["environment"]
-    assert set(replay(read_events(job.dir / "events.jsonl"), History()).out.keys()) == {"node0"}
+    *before, end = read_events(job.dir / "events.jsonl")
+    assert end["event"] == "job_end"  # after it no node is out
+    assert set(replay(before, History()).out.keys()) == {"node0"}
 
 
 def test_lost_spare_disturbs_nobody(make_job: Callable[..., Job]) -> None:
