@@ -68,10 +68,11 @@ def _lose(turn: Turn, fault: Fault) -> None:
 
 
 def on_isolation_ended(turn: Turn) -> None:
-    """The nodes' deadline to come back, or to confirm the end of their workers, starts again."""
+    """The nodes' deadline to confirm the end of their workers starts again, and the time for the predecessor's node."""
     attempt = turn.state.attempt
-    if attempt is not None and attempt.phase in (AttemptPhase.RETURNING, AttemptPhase.KILLING):
-        turn.enter_phase(attempt.phase)
+    if attempt is not None and attempt.phase is AttemptPhase.KILLING:
+        turn.enter_phase(AttemptPhase.KILLING)
+    elif attempt is not None and attempt.others_s is not None:
         turn.set_attempt(others_s=None)
 
 

@@ -14,7 +14,7 @@ from launcher.core.commands import (
 )
 from launcher.core.faults import PREFLIGHT
 from launcher.core.members import Phase, is_usable
-from launcher.core.state import Stage
+from launcher.core.state import AttemptPhase, Stage
 from launcher.core.turn import Turn
 
 MAX_RETURNS = 3  # of one node; each further loss of a node costs an attempt
@@ -29,6 +29,8 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
         if member.is_lost:
             _return(turn, given)
         return
+    if member.phase is Phase.JOINING:  # others are on their way: thousands cannot connect within RETURN_S
+        _await_others(turn)
     if given.problem is not None:
         turn.record("fault", kind=PREFLIGHT, node=node, reason=given.problem)
         turn.put_out(node, given.problem)
@@ -137,9 +139,16 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
         turn.do(LetGo())
         turn.set_agents(has_launcher=False)
         return
+    _await_others(turn)
+    attempt_reports.on_isolation_ended(turn)
+
+
+def _await_others(turn: Turn) -> None:
+    """After a take-over: the time for runners to come back starts again."""
     if turn.state.roll_call_s is not None:
         turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
-    attempt_reports.on_isolation_ended(turn)
+    if turn.state.attempt is not None and turn.attempt.phase is AttemptPhase.RETURNING:
+        turn.enter_phase(AttemptPhase.RETURNING)
 
 
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
@@ -174,6 +183,6 @@ def call_the_roll(turn: Turn) -> None:
     if state.roll_call_s is None or turn.now_s < state.roll_call_s or state.is_isolated:
         return
     turn.set(roll_call_s=None)
-    late = f"its runner did not come back within {attempt.RETURN_S:g} s"
+    late = f"its runner did not come back, and no other did for {attempt.RETURN_S:g} s"
     joining = [node for node in boosters.nodes(state) if turn.member(node).phase is Phase.JOINING]
     attempt.miss(turn, dict.fromkeys((*launch.joining(turn), *joining), late))

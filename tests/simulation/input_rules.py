@@ -78,6 +78,8 @@ def _node_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
             yield f"the scheduler is not asked about {node}"
         return
     of = before.attempt
+    if was.phase is Phase.JOINING:
+        yield from _others_awaited(its)
     trains = before.stage is Stage.ATTEMPT and of is not None and node in of.nodes
     if message.problem is not None:
         if now.phase is not Phase.OUT or now.is_lost or now.reason != message.problem or not its.dismisses(node):
@@ -90,6 +92,15 @@ def _node_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
         yield from _rank_joined(its, message)
     elif not trains and message.attempt is not None and not its.orders(do.Order.KILL, node, message.attempt):
         yield "what it has of an earlier attempt is not ended"
+
+
+def _others_awaited(its: Decided) -> Iterator[str]:
+    """After a take-over, runners that are still missing have RETURN_S from now on."""
+    roll_call_s, attempt = its.after.roll_call_s, its.after.attempt
+    if roll_call_s is not None and roll_call_s < its.now_s + RETURN_S:
+        yield f"the roll is called {roll_call_s - its.now_s:.1f} s after it"
+    if attempt is not None and attempt.phase is AttemptPhase.RETURNING and attempt.phase_s < its.now_s:
+        yield "other runners have no time to come back"
 
 
 def _rank_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
@@ -222,12 +233,8 @@ def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
         for command in its.todo:
             if type(command) is do.Record and "come back" in command.fields.get("reason", ""):
                 yield f"nodes have no time to come back: {dict(command.fields)}"
-        if its.after.roll_call_s is not None and its.after.roll_call_s < its.now_s + RETURN_S:
-            yield f"the roll is called {its.after.roll_call_s - its.now_s:.1f} s after it"
+        yield from _others_awaited(its)
     attempt = its.after.attempt
-    is_returning = attempt is not None and attempt.phase is AttemptPhase.RETURNING
-    if not message.is_isolated and is_returning and attempt is not None and attempt.phase_s < its.now_s:
-        yield "the runners have no time to come back"
     is_killing = attempt is not None and attempt.phase is AttemptPhase.KILLING
     if not message.is_isolated and is_killing and attempt is not None and attempt.phase_s < its.now_s:
         yield "the nodes have no time to confirm the end of their workers"

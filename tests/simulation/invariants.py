@@ -126,7 +126,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.REQUEUEING: 1.0,
     Stage.BACKING_OFF: 60.5,
     AttemptPhase.RECORDING: 0.5,
-    AttemptPhase.RETURNING: 33.0,  # RETURN_S before and after the time in which most nodes are silent
+    AttemptPhase.RETURNING: 40.0,  # RETURN_S after a runner, 20 s of silence of most nodes, and RETURN_S after that
     AttemptPhase.STARTING: 45.0,  # agents that are late, while most nodes are silent, perhaps twice
     AttemptPhase.JUDGING: 12.5,
     AttemptPhase.FINDING_CAUSE: 0.6,

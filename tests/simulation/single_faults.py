@@ -173,7 +173,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      Cost(rungs=("start", "shrink"), faults=("node_lost",), out=1, seconds=98),
      _quiet(spares=0, least=1), Fault("supervisor_node_crashes", at_s=25.0, lasts_s=600.0, flag=1)),
     ("the supervisor and all runners are killed",
-     Cost(rungs=("start", "requeue"), faults=("node_lost", "node_lost"), notes=1, seconds=140),
+     Cost(rungs=("start", "requeue"), faults=("node_lost", "node_lost"), notes=1, seconds=159),
      _quiet(), Fault("supervisor_killed", at_s=25.0), Fault("runners_cancelled", at_s=25.0)),
     ("the batch script is killed", Cost(rungs=("start", "requeue"), seconds=175),
      _quiet(), Fault("batch_script_killed", at_s=25.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Slurm:
         lies: whether it believes that all nodes are well.
         refuses: whether it refuses a requeue.
         gives_same: whether the next start gets the same nodes.
-        cancelled_s: when it was cancelled.
+        cancelled_s: when it was cancelled, and its processes got a SIGTERM.
         starts: how often the job was started.
         requeues: how often the job was requeued since its last start.
         not_launched: nodes on which the last srun could start nothing.
@@ -95,7 +96,8 @@ class Slurm:
         self.state = "waiting"
         self.why = "preempted"
         self.is_answering = True
-        self.slow_s = self.sbatch_s = self.cancelled_s = 0.0
+        self.slow_s = self.sbatch_s = 0.0
+        self.cancelled_s = math.inf
         self.lies = self.gives_same = self._will_start_again = False
         self.refuses = not world.setup.may_requeue
         self.requeues = self.starts = 0
@@ -154,10 +156,10 @@ class Slurm:
             self.script.is_alive = False
 
     def cancel(self) -> None:
-        self.cancelled_s = self._world.clock.now
-        if self.state == "completing":
+        if self.state == "completing":  # no process is told
             self.why, self._will_start_again = "cancel", False
         elif self.state == "running":
+            self.cancelled_s = self._world.clock.now
             self.terminate("cancel", starts_again=False)
         elif self.state == "waiting":
             self.state, self.why = "over", "cancel"

@@ -637,6 +637,8 @@ def test_while_most_nodes_are_silent_and_for_a_while_after_nobody_is_given_up(pa
     play.passes(RETURN_S - 0.1)
     assert not play.events("fault", "node_out") and play.all(do.LetGo)
     play.come("n3", attempt=0)
+    play.passes(RETURN_S - 0.1)
+    assert not play.events("fault", "node_out"), "others may be on their way"
     play.passes(0.1)
     assert [event["node"] for event in play.events("node_out")] == ["n2"]
 
