@@ -26,6 +26,7 @@ from ckpt.format.checksums import checksums
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import read_parity, write_parity
 from ckpt.tiers import reads
+from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3 import S3Tier
@@ -233,12 +234,28 @@ class TestTiers:
 
         run(test)
 
+    def test_a_step_that_has_lost_a_file_is_passed_over(self, tmp_path: Path, server: S3Server, kind: str) -> None:
+        checkpoint, tier = place(kind, tmp_path, server)
+
+        async def test() -> None:
+            await flushed(tmp_path, checkpoint)
+            of_b = tier("b")
+            save = of_b.steps()[0]
+            if isinstance(of_b, S3Tier):
+                of_b._bucket.delete([of_b._key(directory_name(save), "node-00001.data")])
+            else:
+                Path(str(of_b.data_path(save, "node-00001.data"))).unlink()
+            async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
+                assert (await world.plan())["step"] == 10
+
+        run(test)
+
     @pytest.mark.parametrize("how", ["unreadable", "cut off", "wire"])
     def test_a_step_that_could_not_be_read_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[RestoreLeader], server: S3Server, kind: str,
         how: str,
     ) -> None:  # fmt: skip
-        """One that a wire has spoilt once is read again, and taken."""
+        """One that a wire has spoilt once is read again, and taken. No older step of a shared tier takes its place."""
         checkpoint, tier = place(kind, tmp_path, server)
         make, left = reads.reader, [1]
 
@@ -259,9 +276,15 @@ class TestTiers:
             with monkeypatch.context() as patch:
                 patch.setattr(reads, "reader", faulty)
                 async with World(tmp_path, ["a", "b"], 1, checkpoint) as world:
-                    assert (await world.plan())["step"] == (20 if how == "wire" else 10)
+                    if how == "wire" or kind == "nvme":
+                        assert (await world.plan())["step"] == (20 if how == "wire" else 10)
+                    else:
+                        for worker in world.workers:
+                            error = (await worker.request("plan"))["error"]
+                            assert f"no memory holds a complete step, and step 20 of the {kind} tier" in error
                     await until(lambda: world.agents[0]._leads[0] in ended)
-                    assert not world.monitors[0].seen("problem") or kind == "nvme"
+                    what = {problem["what"] for problem in world.monitors[0].seen("problem")}
+                    assert what <= {"no restore agreed", "shard does not verify"}
             assert tier("a").quarantined() == tier("b").quarantined() == []
             assert [save.step for save in tier("b").steps()] == [20, 10]
             lose(tmp_path, "a", "b")

@@ -43,6 +43,7 @@ class RestoreLeader(Part):
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
         self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
+        self._unread: dict[str, str] = {}  # shared tiers of which a step could not be read, with the reason
         self._foreseen = False  # a plan that may come is announced only once, because workers ask only once
         self._in_memory_now = False  # whether every shard of the plan is in the memory of its rank's node
 
@@ -113,8 +114,8 @@ class RestoreLeader(Part):
             plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
                 return plan
-        if self._contents.unreadable:
-            raise AgentError(f"no memory holds a complete step, and {'; '.join(self._contents.unreadable)}")
+        if unread := [*self._contents.unreadable, *self._unread.values()]:
+            raise AgentError(f"no memory holds a complete step, and {'; '.join(unread)}")
         return Plan(skipped=tuple(self._skipped))
 
     def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:
@@ -134,7 +135,8 @@ class RestoreLeader(Part):
     async def _complete(self, held: Held, stored: list[str]) -> Plan | None:
         """The plan to restore this save, with every byte verified.
 
-        None if that is impossible; `skipped` has the reason.
+        None if that is impossible; `skipped` has the reason. A shared tier of which a newer step could not be read is
+        not used, because the older step would take the newer one's place.
         """
         save, holders = held.save, held.holders
         await self._keep_verified(save, holders)
@@ -148,6 +150,9 @@ class RestoreLeader(Part):
             reasons += [no_rebuild] if no_rebuild else []
         source, fetched = None, list[int]()
         for name in stored if lost or not held.world_size else []:
+            if name in self._unread:
+                reasons.append(self._unread[name])
+                continue
             try:
                 manifest = await in_time(self._deadlines.verify_s, self._context.tiers[name].read_manifest, save)
                 held.world_size = manifest.world_size
@@ -159,6 +164,8 @@ class RestoreLeader(Part):
                 reasons.append(f"{name} tier: {error}")
                 if isinstance(error, CorruptError):
                     damaged[name] = str(error)
+                elif not isinstance(error, FileNotFoundError):
+                    self._unread[name] = f"step {save.step} of the {name} tier cannot be read: {error}"
         if reasons:
             self._damaged[save] = damaged
             log.warning("step %d of attempt %d passed over: %s", save.step, save.attempt, "; ".join(reasons))
@@ -222,6 +229,7 @@ class RestoreLeader(Part):
 
         Raises:
             CorruptError: bytes do not match.
+            FileNotFoundError: a file is gone.
             PeerError: a node could not read.
         """
         parts: dict[int, list[int]] = defaultdict(list)
@@ -230,6 +238,8 @@ class RestoreLeader(Part):
         answers = await self._peers.call_each("verify_stored", parts, tier=name, save=held.save)
         if damaged := [answer["damaged"] for answer in answers if "damaged" in answer]:
             raise CorruptError("; ".join(damaged))
+        if missing := [answer["missing"] for answer in answers if "missing" in answer]:
+            raise FileNotFoundError("; ".join(missing))
         return [rank for answer in answers for rank in answer["fetched"]]
 
 

@@ -96,7 +96,7 @@ class RestoreNode(Part):
         return True
 
     async def _on_verify_stored(self, source: int, tier: str, save: SaveId, ranks: list[int]) -> dict[str, Any]:
-        """Reads some ranks' shards from a shared tier, and reports which are damaged. Raises every other failure.
+        """Reads some ranks' shards from a shared tier, and reports damaged or missing ones. Raises every other failure.
 
         A shard that cannot be mapped in the tier is read into this node's memory for all nodes: into its slot if its
         rank runs on this node, else as a copy, as long as there is space.
@@ -114,6 +114,8 @@ class RestoreNode(Part):
                     await in_thread(reads.verify, read, place)
             except CorruptError as error:
                 return {"fetched": fetched, "damaged": str(error)}
+            except FileNotFoundError as error:
+                return {"fetched": fetched, "missing": str(error)}
         return {"fetched": fetched}
 
     def _is_ours(self, rank: int, record: ShardRecord) -> bool:

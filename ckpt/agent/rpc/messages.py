@@ -179,7 +179,7 @@ TO_NODE = Way("leader", "node", {
     "verify": message("Verifies the shards of some ranks. The answer has the ranks without a shard that verifies.",
         save=SaveId, ranks=list, deadline="verify_s", answer="unverified"),
     "verify_stored": message("Reads some ranks' shards in a shared tier, into memory if there is room.",
-        tier=str, save=SaveId, ranks=list, deadline="restore_s", answer="fetched damaged"),
+        tier=str, save=SaveId, ranks=list, deadline="restore_s", answer="fetched damaged missing"),
     "foresee": message("The provisional plan. Workers may prefetch surviving shards.",
         plan=dict, headers=list, deadline="restore_s"),
     "withdraw": message("The provisional plan is void.", deadline="restore_s"),
