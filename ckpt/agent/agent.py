@@ -96,7 +96,8 @@ class Agent:
             self._lease = Lease(context)
             flush = FlushLeader(context, self._lease)
             first = RejoinLeader if place.generation else RestoreLeader
-            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush), self._lease]
+            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush, self._loading.goes_back)]
+            self._leads.append(self._lease)
         if not place.is_holder:
             self._describe_redundancy()
 

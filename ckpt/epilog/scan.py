@@ -12,6 +12,8 @@ from ckpt.format.atomic_files import map_regular
 from ckpt.format.checksums import damaged_blocks
 from ckpt.format.memory_names import COPY, OWN, data_file, names_of
 from ckpt.format.shard_record import SaveId, ShardRecord, read_record
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import noted_reason
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class Left:
 
 
 def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
-    """The saves by their records alone. A record that cannot be read counts as absent."""
+    """The saves by their records alone, without quarantined ones. A record that cannot be read counts as absent."""
     found: dict[SaveId, Left] = {}
     for name in names_of(os.listdir(directory), OWN, COPY):
         try:
@@ -34,7 +36,8 @@ def left_in(directory: Path, run_id: str, namespace: str) -> dict[SaveId, Left]:
         except (CheckpointError, OSError) as error:
             log.warning("%s: %s; passed over", directory / str(name), error)
             continue
-        if (record.save.run_id, record.namespace) == (run_id, namespace):
+        is_quarantined = noted_reason(directory, directory_name(record.save)) is not None
+        if (record.save.run_id, record.namespace) == (run_id, namespace) and not is_quarantined:
             left = found.setdefault(record.save, Left(world_size=record.world_size))
             (left.own if name.kind == OWN else left.copies)[record.rank] = str(name)
     return found

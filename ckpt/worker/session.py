@@ -83,6 +83,7 @@ class Session:
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
         self._plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
         self._committed: int | None = None  # the newest step that this run has committed
+        self._chosen: int | None = None  # the lowest step that the script has chosen below the planned one
         self._is_reading = False  # whether the agent may hold fetched shards for this worker
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
@@ -112,6 +113,8 @@ class Session:
                     f"rank {self._identity.rank}: no outcome of the last saves within {self._deadlines.saves_s:g} s; "
                     f"the agent of node {self._place.node} still holds: {self._arena.describe()}"
                 )
+        if self._committed is not None and self._chosen is not None and self._committed > self._chosen:
+            return self._committed  # the script has gone back, so the agents put the steps above into quarantine
         return max((step for step in (self._plan.step, self._committed) if step is not None), default=None)
 
     def _is_saving(self) -> bool:
@@ -123,6 +126,8 @@ class Session:
         Raises CheckpointError: no tier has all of them.
         """
         self._is_reading = True
+        if self._plan.step is not None and step < self._plan.step:
+            self._chosen = step if self._chosen is None else min(step, self._chosen)
         if step == self._plan.step:
             return self._saved_step(step, self._plan.world_size, self._plan.tier)
         try:

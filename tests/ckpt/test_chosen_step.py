@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_kit import World, config, content, run
+from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
 from trainer_kit import Node, checkpointer, settle
 
+from ckpt.epilog.scan import left_in
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.tiers.nvme import NvmeTier
+from ckpt.tiers.posix import SharedTier
 from ckpt.timeouts import WorkerDeadlines
 
 NODES = ["a", "b"]
@@ -80,6 +83,20 @@ def test_a_load_after_a_save_finds_what_this_run_has_committed(node: Node) -> No
         assert ckpt.read().step == 13
 
 
+def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Node) -> None:
+    saved(node)
+    live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+    with node.start() as ckpt:
+        newest = ckpt.newest_step
+        assert newest is not None and ckpt.load(live, step=2) == 2
+        ckpt.save(3, {"x": np.full(1000, 33), "n": 33})
+        assert newest > 3 == ckpt.newest_step
+        assert ckpt.load(live) == 3 and live["n"] == 33
+        settle(ckpt)
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 3 and live["n"] == 33
+
+
 def test_no_newest_step_is_given_while_a_save_has_no_outcome(tmp_path: Path) -> None:
     """Otherwise ranks could load different steps."""
 
@@ -130,5 +147,44 @@ def test_a_step_of_which_one_shard_is_lost_is_refused(tmp_path: Path) -> None:
             assert (
                 "not chosen before" in (await world.workers[0].request("open", step=10, rank=0, blocks=None))["error"]
             )
+
+    run(test)
+
+
+@pytest.mark.parametrize("saved_next", [25, 40])
+def test_the_steps_above_a_chosen_one_are_quarantined_once_a_save_below_them_commits(
+    tmp_path: Path, saved_next: int
+) -> None:
+    """They are not if the script has only read the chosen step."""
+    checkpoint = config(tmp_path / "shared", every_steps=5, nvme={"path": str(tmp_path / "nvme"), "every_steps": 5})
+    shared = SharedTier(tmp_path / "shared", NAMESPACE)
+    disks = [NvmeTier(tmp_path / "nvme", NAMESPACE, node=node) for node in NODES]
+    goes_back = saved_next < 30
+    kept = [25, 20] if goes_back else [40, 30]
+
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            for slot, step in enumerate((20, 30)):
+                await world.save(step, slot)
+                await world.await_saves()
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            assert (await world.plan())["step"] == 30
+            for worker in world.workers:
+                assert (await worker.request("choose", step=20))["step"] == 20
+            assert [save.step for save in shared.steps()] == [30, 20]
+            await world.save(saved_next, 0)
+            await world.await_saves()
+            await until(lambda: all([save.step for save in tier.steps()] == kept for tier in (shared, *disks)))
+            quarantined = [tier.quarantined() for tier in (shared, *disks)]
+            assert [len(found) for found in quarantined] == [goes_back] * 3
+            assert all("went back to an older step" in reason for found in quarantined for _, reason in found)
+            left = {save.step for save in left_in(tmp_path / "a", RUN_ID, NAMESPACE)}
+            assert saved_next in left and (30 in left) is not goes_back
+        for attempt in (2, 3):
+            async with World(tmp_path, NODES, attempt, checkpoint) as world:
+                assert (await world.plan())["step"] == saved_next
+                expected = [content(rank, saved_next) for rank in range(2)]
+                assert [data[:5000] for data in await world.contents(2)] == expected
+            lose(tmp_path, *NODES)
 
     run(test)

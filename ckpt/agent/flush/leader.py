@@ -18,6 +18,7 @@ from ckpt.errors import CheckpointError
 from ckpt.format.manifest import merge
 from ckpt.format.shard_record import SaveId
 from ckpt.sections import TierSection
+from ckpt.tiers.rollback import quarantine_above
 from ckpt.tiers.tier import Tier
 
 
@@ -120,6 +121,26 @@ class FlushLeader(Part):
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(name, tier, self._sections[name].keep)
+
+    async def roll_back(self, save: SaveId) -> None:
+        """Quarantines all steps above the first save of a script that has gone back to an older step.
+
+        Otherwise the next start would restore one of them, and retention would remove older steps instead of them.
+        Each tier takes no other flush meanwhile.
+        """
+        await asyncio.gather(*(self._roll_back(save, name) for name in ("memory", *self._context.tiers)))
+
+    async def _roll_back(self, save: SaveId, name: str) -> None:
+        async with self._one_at_a_time[name]:
+            try:
+                if name == "memory" or self._context.tiers[name].node_local:
+                    await self._context.call_training("roll_back", tier=name, save=save)
+                else:
+                    self._lease.check(name)
+                    await in_time(self._deadlines.flush_s, quarantine_above, self._context.tiers[name], save)
+            except (CheckpointError, OSError) as error:
+                what = f"newer steps in the {name} tier are not in quarantine; the next start restores one of them"
+                self._listener.problem(what, str(error), save.step)
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""

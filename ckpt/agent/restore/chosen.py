@@ -39,6 +39,10 @@ class Chosen(Part):
         plan = self._plans[step] = Plan.from_json(answer["plan"])
         return plan
 
+    def is_below(self, step: int) -> bool:
+        """Whether this node's workers have chosen a step below this one."""
+        return any(chosen < step for chosen in self._plans)
+
     def known(self, step: int) -> Plan:
         """The plan from an earlier call of `plan`. Raises AgentError if there is none."""
         if step not in self._plans:

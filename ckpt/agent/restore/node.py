@@ -22,6 +22,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_quarantined, noted_reason
+from ckpt.tiers.rollback import quarantine_above, why_rolled_back
 from ckpt.timeouts import within
 
 _DISK_PART = 0.8  # of a message's deadline: time for this node's disk, so that one that hangs is passed over in time
@@ -204,6 +205,15 @@ class RestoreNode(Part):
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
         if moved := await self._node_disk.quarantine(save):
             self._listener.problem("step quarantined", ": ".join(moved), save.step)
+
+    async def _on_roll_back(self, source: int, tier: str, save: SaveId) -> None:
+        if tier != "memory":
+            await in_thread(quarantine_above, self._context.tier(tier), save)
+            return
+        saves = {record.save for record in self._memory_store.shards().values()} | self._saves.protect.saves()
+        for other in saves:
+            if other.step > save.step:
+                note_quarantined(self._place.ram_dir, directory_name(other), why_rolled_back(save))
 
     async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)

@@ -68,6 +68,11 @@ class Loading(Part):
         plan = await self._chosen.plan(step)
         return {"step": plan.step, "tier": plan.tier, "world_size": plan.world_size}
 
+    def goes_back(self, step: int) -> bool:
+        """Whether the attempt's first save, of this step, shows that the script continues from a chosen older step."""
+        restored = self._plan.result().step if self._plan.done() and not self._plan.exception() else None
+        return restored is not None and step < restored and self._chosen.is_below(step)
+
     async def _plan_of(self, step: int | None) -> Plan:
         plan = await asyncio.shield(self._plan)
         return plan if step in (None, plan.step) else self._chosen.known(step)

@@ -191,6 +191,8 @@ TO_NODE = Way("leader", "node", {
         placement=list | None, alone=list | None, deadline="restore_s", answer="made"),
     "quarantine": message("Quarantines a step that was passed over as damaged, for `reason` on this node.",
         save=SaveId, reason=str, deadline="restore_s"),
+    "roll_back": message("Quarantines the steps above a save in one of the node's tiers, or in its memory.",
+        tier=str, save=SaveId, deadline="flush_s"),
     "holds": message("Requests the node's shards of one step.", step=int, deadline="answer_s", answer="shards"),
     "rejoin_verify": message("As `verify`, for shards in memory alone.",
         save=SaveId, ranks=list, deadline="verify_s", answer="unverified"),

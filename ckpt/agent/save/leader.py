@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +50,15 @@ class SaveLeader(Part):
     Nodes seal steps in order. So an incomplete step before a complete one was dropped and never becomes complete.
     """
 
-    def __init__(self, context: Context, flush: FlushLeader) -> None:
+    def __init__(self, context: Context, flush: FlushLeader, goes_back: Callable[[int], bool]) -> None:
+        """
+        Args:
+            goes_back: whether the step of the attempt's first save shows that the script continues from an older step
+                than the restored one.
+        """
         super().__init__(context)
         self._flush = flush
+        self._goes_back = goes_back
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._dropped_up_to = -1  # a rank without an agent dropped its saves up to this step
@@ -122,6 +129,7 @@ class SaveLeader(Part):
             return
         if self._end(save.step) is None:
             return  # a node has dropped it meanwhile
+        has_gone_back = self._committed < 0 and self._goes_back(save.step)
         self._committed = save.step
         self._dropped = {step for step in self._dropped if step > save.step}  # older steps are refused anyway
         tiers = self._flush.wanted(save.step, save.flush)
@@ -130,6 +138,8 @@ class SaveLeader(Part):
         fields: dict[str, Any] = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
         await self._try_all("commit not heard by every node", "commit_save", **fields)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
+        if has_gone_back:
+            self._tasks.start(self._flush.roll_back(self._context.save_id(save.step)))
         if tiers:
             self._tasks.start(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
 
