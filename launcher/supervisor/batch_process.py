@@ -48,33 +48,33 @@ class BatchProcess:
         self._work = work
         self._job_dir = job_dir
         self._child: int | None = None
+        self._earlier: Outcome | None = None  # of an earlier run in this folder; the first supervisor removes it
 
     def run(self) -> Outcome:
         """Block until the job has an outcome, from this host's supervisor or another one."""
         after: int | None = None
         deaths = 0
+        self._earlier = Outcome.read(self._job_dir)
         with self._signals():
             while True:
                 begun_s = time.monotonic()
                 ended = self._supervise(after)
-                if isinstance(ended, Outcome):
-                    if ended.name != "superseded":
-                        return ended
-                    deaths = 0
-                else:
+                if isinstance(ended, Outcome) and ended.name != "superseded":
+                    return ended
+                after = self._newest_term()
+                if isinstance(ended, str):
                     deaths = deaths + 1 if time.monotonic() - begun_s < _LIVED_S else 1
                     print(f"holdfast: the supervisor {ended} ({deaths} of {MAX_DEATHS} in a row)", flush=True)
-                after = self._newest_term()
-                if deaths in (0, MAX_DEATHS):
-                    decided = self._await_result()
-                    if decided is not None:
-                        return decided
-                    before, after = after, self._newest_term()
-                    if deaths == MAX_DEATHS and before == after:  # no other node has taken over
-                        return _given_up(f"{MAX_DEATHS} supervisors in a row are lost here, the last one {ended}")
-                    deaths = 0
-                elif ended == _FAILED:
-                    time.sleep(2.0**deaths)
+                    if deaths < MAX_DEATHS:
+                        time.sleep(2.0**deaths if ended == _FAILED else 0.0)
+                        continue
+                decided = self._await_result()
+                if decided is not None:
+                    return decided
+                before, after = after, self._newest_term()
+                if isinstance(ended, str) and after == before:  # no other node has taken over
+                    return _given_up(f"{MAX_DEATHS} supervisors in a row are lost here, the last one {ended}")
+                deaths = 0
 
     def _supervise(self, after: int | None) -> Outcome | str:
         """Run a supervisor in a child process. Returns how it ended if it has left no outcome."""
@@ -125,7 +125,7 @@ class BatchProcess:
         """Wait for the outcome of another node's supervisor. Returns None if that supervisor is lost too."""
         lease = LeaseWatch(self._job_dir)
         while lease.quiet_s() < _ORPHANED_S:
-            if (outcome := Outcome.read(self._job_dir)) is not None:
+            if (outcome := Outcome.read(self._job_dir)) is not None and outcome != self._earlier:
                 return outcome
             time.sleep(_POLL_S)
         return None

@@ -78,6 +78,7 @@ def test_a_supervisor_that_always_fails_says_why_and_ends_the_job(
     def work(after: int | None) -> Outcome:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
+    outcome("done", step=9).write(tmp_path, "run")  # of an earlier run in this folder
     ended = BatchProcess(work, tmp_path).run()
     assert (ended.name, ended.exit_code) == ("internal", 1)
     assert ended.reason.startswith("5 supervisors in a row are lost here, the last one has failed")
@@ -90,7 +91,7 @@ def test_a_killed_supervisor_is_followed_at_once_and_counts_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], lived_s: float, deaths: int
 ) -> None:
     monkeypatch.setattr(batch_process, "_LIVED_S", lived_s)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and pytest.fail("it waits"))
 
     def work(after: int | None) -> Outcome:
         number = after or 0
