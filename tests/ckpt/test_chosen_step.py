@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import waiting
 from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
 from trainer_kit import Node, checkpointer, settle
 
@@ -84,6 +85,10 @@ def test_a_load_after_a_save_finds_what_this_run_has_committed(node: Node) -> No
 
 
 def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Node) -> None:
+    def is_set_aside() -> bool:
+        steps = [path.name for tier in ("nvme", "shared") for path in (node.ram_dir.parent / tier).glob("**/step-*")]
+        return not any(int(name[5:15]) > 3 for name in steps) and any(node.ram_dir.glob("bad-step-*"))
+
     saved(node)
     live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
     with node.start() as ckpt:
@@ -93,6 +98,7 @@ def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Nod
         assert newest > 3 == ckpt.newest_step
         assert ckpt.load(live) == 3 and live["n"] == 33
         settle(ckpt)
+        waiting.until(is_set_aside, "the steps above are in quarantine")
     with node.start() as ckpt:
         assert ckpt.load(live) == 3 and live["n"] == 33
 
