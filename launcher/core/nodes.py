@@ -154,11 +154,14 @@ def _await_others(turn: Turn) -> None:
 def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
     """Extends all deadlines by the time in which the process stood still, and by that to read the messages of it.
 
-    A late timer and the watch over the connections may both report it; it counts once.
+    A late timer and the watch over the connections may both report it, and the timer a part of it only: the longest
+    counts.
     """
     state, seconds = turn.state, given.seconds + READ_S
     if state.stood_still_s is not None and turn.now_s - state.stood_still_s < given.seconds:
-        return
+        seconds = given.seconds - state.stood_still_for_s
+        if seconds <= 0:
+            return
 
     def later(at_s: float | None) -> float | None:
         return None if at_s is None else at_s + seconds
@@ -170,6 +173,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
         full_s=later(state.full_s),
         roll_call_s=later(state.roll_call_s),
         stood_still_s=turn.now_s,
+        stood_still_for_s=given.seconds,
     )
     turn.set_launch(late_s=later(state.launch.late_s))
     turn.set_agents(ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))

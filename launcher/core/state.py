@@ -450,6 +450,7 @@ class State:
         is_isolated: whether most nodes are silent at once.
         lost_s: time of the last loss of a runner; None if none was lost.
         stood_still_s: time at which this process last continued after it had stood still.
+        stood_still_for_s: seconds for which it had.
         is_waiting_told: whether the wait for the folder has been recorded.
         step: the newest finished step that was reported.
         fault, fault_nodes: the fault that ended the last attempt, and the attempt's nodes; () if none could begin.
@@ -487,6 +488,7 @@ class State:
     is_isolated: bool = False
     lost_s: float | None = None
     stood_still_s: float | None = None
+    stood_still_for_s: float = 0.0
     is_waiting_told: bool = False
     step: int | None = None
     wants_requeue: bool = False

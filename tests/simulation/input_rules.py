@@ -245,8 +245,10 @@ def _stood_still(its: Decided, message: given.StoodStill) -> Iterator[str]:
     before, after, seconds = its.before, its.after, message.seconds
     if before.timer_s is not None and its.now_s - before.timer_s > PAUSE_S:
         seconds = min(seconds, its.now_s - before.timer_s)
-    if before.stood_still_s is not None and its.now_s - before.stood_still_s < seconds:  # it is known
-        return
+    if before.stood_still_s is not None and its.now_s - before.stood_still_s < seconds:  # a part of it is known
+        seconds -= before.stood_still_for_s
+        if seconds <= 0:
+            return
     if after.stage is before.stage:
         pairs = [
             ("the stage's start", before.stage_s, after.stage_s),
