@@ -84,6 +84,21 @@ def test_a_load_after_a_save_finds_what_this_run_has_committed(node: Node) -> No
         assert ckpt.read().step == 13
 
 
+def test_the_step_of_the_start_is_found_in_a_lower_tier_once_memory_has_lost_it(node: Node) -> None:
+    live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
+    with node.start() as ckpt:
+        ckpt.save(8, {"x": np.full(1000, 8), "n": 8}, flush=True)
+        settle(ckpt)
+    shutil.rmtree(node.ram_dir.parent / "nvme")
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 8
+        for step in (9, 11, 13, 15):  # the slots of step 8 are used again
+            ckpt.save(step, {"x": np.full(1000, step), "n": step})
+            settle(ckpt)
+        assert ckpt.load(live, step=8) == 8 and live["n"] == 8 and (live["x"] == 8).all()
+        assert ckpt.load(live) == 15 and live["n"] == 15
+
+
 def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Node) -> None:
     def is_set_aside() -> bool:
         steps = [path.name for tier in ("nvme", "shared") for path in (node.ram_dir.parent / tier).glob("**/step-*")]
