@@ -14,8 +14,11 @@ from ckpt.cli.output import FAILED, JsonOption, end, print_json, reported
 from ckpt.cli.progress import Bar
 from ckpt.cli.silent_storage import Heard, awaiting
 from ckpt.errors import CheckpointError
+from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.offline_rebuild import Rebuilt, Survivors, commit, find_saves, rebuild
+from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lookup import is_url, make_namespace
+from ckpt.tiers.quarantine import noted_reason
 
 
 def rebuild_lost(
@@ -64,6 +67,9 @@ def rebuild_lost(
         reasons = []
         for save in candidates:
             found = saves[save]
+            if step is None and (noted := _quarantined(directories, save)):  # no restore takes it either
+                reasons.append(f"step {save.step} of attempt {save.attempt}: quarantined: {noted}; to take it: --step")
+                continue
             try:
                 with Bar(f"rebuilding step {save.step}", found.work_bytes, quiet=as_json, heard=heard) as bar:
                     made = rebuild(found, target, bar.advance)
@@ -86,6 +92,12 @@ def _in_turn(directories: list[str], heard: Heard) -> Iterator[Path]:
     for directory in directories:
         heard.turn_to(directory)
         yield Path(directory)
+
+
+def _quarantined(directories: list[str], save: SaveId) -> str | None:
+    """Why a restore has quarantined the save; None if none has."""
+    noted = (noted_reason(Path(directory), directory_name(save)) for directory in directories)
+    return next((reason for reason in noted if reason), None)
 
 
 def _commit(found: Survivors, made: list[Rebuilt], where: str, as_json: bool, heard: Heard) -> str:

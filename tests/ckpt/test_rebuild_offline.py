@@ -12,6 +12,8 @@ from test_recover import damage
 from verb_kit import ckpt
 
 from ckpt.format.shard_record import read_record
+from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.quarantine import note_quarantined
 
 LENGTHS = [0, 9000, 1, 300, 0, 7, 5000, 63]
 
@@ -103,6 +105,19 @@ def test_a_damaged_survivor_counts_as_lost_and_an_older_step_is_taken_and_said(t
     assert result.exit_code == 0
     assert "passed over: step 20" in result.stdout and "step 10: 2 of 8 shards rebuilt" in result.stdout
     assert rebuild(*left, "--into", tmp_path / "y", "--step", 20).exit_code == 1
+
+
+def test_a_step_that_a_restore_has_quarantined_is_rebuilt_only_by_its_number(tmp_path):
+    run(lambda: saved(tmp_path, of("xor"), data=data))
+    lose(tmp_path, "b")
+    left = [tmp_path / node for node in "acd"]
+    saves = {read_record(tmp_path / "a", path.stem).save for path in (tmp_path / "a").glob("own-*.json")}
+    newest = max(saves, key=lambda save: save.step)
+    note_quarantined(tmp_path / "c", directory_name(newest), "the script has gone back")
+    result = rebuild(*left, "--into", tmp_path / "x")
+    assert result.exit_code == 0 and "step 10: 2 of 8 shards rebuilt" in result.stdout
+    assert "step 20 of attempt 0: quarantined: the script has gone back; to take it: --step" in result.stdout
+    assert "step 20: 2 of 8 shards rebuilt" in rebuild(*left, "--into", tmp_path / "y", "--step", 20).stdout
 
 
 def test_a_damaged_shard_of_a_node_that_is_left_is_made_again_beside_it(tmp_path):
