@@ -240,7 +240,8 @@ def _check_over(before: State, message: Any, state: State) -> None:
     """An attempt that is over ends."""
     attempt = state.attempt
     assert attempt is not None
-    if type(message) is EventsWritten and before.attempt is attempt and attempt.phase is AttemptPhase.RECORDING:
+    is_written = type(message) is EventsWritten and not state.unsettled
+    if is_written and before.attempt is attempt and attempt.phase is AttemptPhase.RECORDING:
         raise Violation("an attempt that is over ends", f"attempt {attempt.number} is still recording")
     is_over = state.requests.is_cancelled or (state.job.has_checkpoint and bool(attempt.faults))
     if is_over and attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING):

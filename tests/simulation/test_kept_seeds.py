@@ -305,6 +305,13 @@ KEPT = {
         Setup(seed=140040872, is_local=True),
         (Fault("workers_pause", at_s=30.0, lasts_s=400.0), Fault("supervisor_freezes", after="judging", lasts_s=30.0)),
     ),
+    "a job that ends before its resize is on disk is done": Schedule(
+        Setup(seed=160056246, nodes=1, least=1, boosters=1),
+        (
+            Fault("node_crashes", after="Settle", lasts_s=0.0),
+            Fault("partition", after="NodeJoined", nth=4, lasts_s=90.0, flag=1),
+        ),
+    ),
     "a job that saves rarely is not given up for losses of nodes": Schedule(
         Setup(seed=1, spares=3, chunks=3, chunk_s=800.0, jitter=0.0, hang_timeout_s=0.0),
         tuple(Fault("node_crashes", at_s, node=node, flag=1) for at_s, node in ((400.0, 1), (1000.0, 2), (1500.0, 3))),

@@ -140,9 +140,10 @@ class Play:
 
     def end_well(self, *nodes: str, step: int | None = None) -> list[Command]:
         """Workers end well; those of all nodes of the attempt where none are named."""
-        number = self.attempt.number
-        nodes = nodes or self.attempt.nodes
-        return self.give(*(inputs.WorkersEnded(node=node, attempt=number, ok=True, step=step) for node in nodes))
+        number, nodes = self.attempt.number, nodes or self.attempt.nodes
+        is_stopped = any(order.attempt == number for order in self.orders(Order.STOP))
+        ends = {"attempt": number, "ok": True, "step": step, "is_stopped": is_stopped}
+        return self.give(*(inputs.WorkersEnded(node=node, **ends) for node in nodes))
 
     def fail(self, node: str, reason: str = "no /venv") -> list[Command]:
         """The workers of a node cannot go on."""

@@ -219,6 +219,17 @@ def test_ranks_are_stopped_only_once_the_resize_is_on_disk() -> None:
     assert play.orders(Order.STOP)
 
 
+def test_a_job_that_ends_before_its_resize_is_on_disk_is_done() -> None:
+    play = running()
+    play.silent.add(do.Settle)
+    play.boost("x1", "b1")
+    play.passes(2 * SETTLE_S)
+    play.end_well(step=7)
+    assert play.events("resize") and not play.orders(Order.STOP)
+    assert len(play.orders(Order.RELEASE_AGENT)) == 1, "its last step goes to the lower tiers"
+    assert [event["outcome"] for event in play.events("attempt_end")] == ["done"]
+
+
 def test_ranks_that_do_not_stop_in_time_are_ended() -> None:
     play = running()
     play.boost("x1", "b1")
