@@ -29,11 +29,12 @@ class Step:
         failed: the nodes on which none could be started, with the reasons; srun reports them before it ends.
     """
 
-    __slots__ = ("_driver", "_world", "failed", "is_released", "nodes", "runners")
+    __slots__ = ("_driver", "_start", "_world", "failed", "is_released", "nodes", "runners")
 
     def __init__(self, world: World, driver: Driver, nodes: tuple[str, ...]) -> None:
         self._world = world
         self._driver = driver
+        self._start = world.slurm.starts  # of the job: it ends with it
         self.nodes = nodes
         self.runners: list[Runner] = []
         self.is_released = False
@@ -43,7 +44,7 @@ class Step:
 
     def _begin(self) -> None:
         world = self._world
-        if self.is_released or world.slurm.state != "running":
+        if self.is_released or world.slurm.state != "running" or world.slurm.starts != self._start:
             return
         if not world.slurm.is_answering:
             world.clock.after(COMMAND_TIMEOUT_S, self.end)
