@@ -101,7 +101,8 @@ def _at_work(state: State, phases: tuple[AttemptPhase, ...] = _WORK) -> Attempt 
 
 def _rank(rng: random.Random, attempt: Attempt) -> str | None:
     """A node of the attempt that is there and whose workers have not ended."""
-    return _one_of(rng, [node for node in attempt.nodes if node not in attempt.lost and node not in attempt.ended])
+    gone = {*attempt.lost, *attempt.ended, *(failure.node for failure in attempt.failures)}
+    return _one_of(rng, [node for node in attempt.nodes if node not in gone])
 
 
 # Nodes
