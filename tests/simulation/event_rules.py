@@ -119,7 +119,7 @@ class EventRules:
     @property
     def _is_unjudged(self) -> bool:
         """Whether the last attempt failed, and its end is not recorded: a take-over or a new start came before."""
-        return bool(self._faults) and not self.last_outcome
+        return self._number >= 0 and bool(self._faults) and not self.last_outcome
 
     @property
     def fruitless(self) -> float:
