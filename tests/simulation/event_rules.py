@@ -222,13 +222,12 @@ class EventRules:
         self._newest_at_fault = self._newest
         self._failed_on[self._failed] = self._failed_on.get(self._failed, 0) + 1
         if self._newest > self._newest_before:
-            self._fruitless = self._unlucky = 0
+            self._fruitless = self._unlucky = self._unbegun = 0
         elif not is_same:
             self._fruitless += 1
             has_trained = self._workers_s is not None and self._failed_s - self._workers_s >= RAN_S
             self._unlucky += has_trained and first == "node_lost"
         self._newest_before = self._newest
-        self._unbegun = self._unbegun if self._fruitless else 0
 
     def _fault(self, event: dict[str, Any]) -> str | None:
         number, self._rungs = event.get("attempt"), ()
