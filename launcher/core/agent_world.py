@@ -85,6 +85,13 @@ def on_lost(turn: Turn, given: AgentLost) -> None:
         _judge_later(turn, given.node, given.reason)
 
 
+def on_let_go(turn: Turn) -> None:
+    """The launcher was let go while most nodes were silent. Agents that were coming up then may never be there."""
+    world = turn.state.agents
+    if world.back != world.generation and not world.has_launcher and not world.is_ended:
+        _judge_later(turn, None, "not up when most nodes fell silent")
+
+
 def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
     """A node's agent has ended after it was released."""
     turn.set_agents(gone=turn.state.agents.gone.insert(given.node))

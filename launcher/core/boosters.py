@@ -17,12 +17,10 @@ from launcher.core.inputs import (
     Input,
     NodeJoined,
     NodeLost,
-    NodeWarm,
-    Terminated,
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Asking, Booster, BoosterPhase, JobFacts, Stage, State, Tended
+from launcher.core.state import Asking, Booster, BoosterPhase, Heard, JobFacts, Stage, State, Tended
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # reasons to leave
@@ -119,14 +117,14 @@ def take_stranger(turn: Turn, given: Input) -> None:
     asking = turn.state.asking
     if isinstance(given, NodeLost):
         turn.set(asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)))
-    elif isinstance(given, NodeWarm | Terminated) and any(each.node == given.node for each in asking.waiting):
+    elif isinstance(given, Heard) and any(each.node == given.node for each in asking.waiting):
         turn.set(asking=replace(asking, waiting=(*asking.waiting, given)))
 
 
 # The life of a booster
 
 
-def on_asked(turn: Turn, given: AllocationAsked) -> tuple[NodeJoined | NodeWarm | Terminated, ...]:
+def on_asked(turn: Turn, given: AllocationAsked) -> tuple[Heard, ...]:
     """The answer to AskAllocation. Returns the inputs that it was needed for, to be handled now."""
     asking = turn.state.asking
     error = given.error or ("no allocation" if given.allocation is None else "")

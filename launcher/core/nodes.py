@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, attempt_reports, boosters, launch
+from launcher.core import agent_world, attempt, attempt_reports, boosters, launch
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -141,6 +141,8 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
         return
     _await_others(turn)
     attempt_reports.on_isolation_ended(turn)
+    if turn.state.stage is Stage.ATTEMPT:
+        agent_world.on_let_go(turn)
 
 
 def _await_others(turn: Turn) -> None:

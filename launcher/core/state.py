@@ -13,9 +13,11 @@ from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import Fault, WorkerFailure
 from launcher.core.hang import Hang, RankStack
-from launcher.core.inputs import NodeJoined, NodeWarm, Terminated
+from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
 from launcher.core.members import Members, Network
 from launcher.core.replay import History
+
+Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class Asking:
     is_asked: bool = False
     ask_s: float = 0.0
     error: str = ""
-    waiting: tuple[NodeJoined | NodeWarm | Terminated, ...] = ()
+    waiting: tuple[Heard, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,12 +27,13 @@ def check_choice(before: State, message: Any, after: State, todo: tuple[do.Comma
         Violation: another choice was due.
     """
     left = {command.fields["node"] for command in todo if _is_of(command, "node_leaving")}
+    out = {command.fields["node"] for command in todo if _is_of(command, "node_out")}
     for index, command in enumerate(todo):
         if type(command) is not do.Record:
             continue
         if command.event == "attempt_start":
             later = {each.fields["node"] for each in todo[index:] if _is_of(each, "node_leaving")}
-            for wrong in _of_start(before, after, command.fields, later, now_s):
+            for wrong in _of_start(before, after, command.fields, later - out, now_s):
                 raise Violation("an attempt has the best nodes", f"{wrong}: {dict(command.fields)}")
         elif command.event == "resize" and command.fields["reason"] == _GROWS:
             for wrong in _of_growth(after, command.fields):

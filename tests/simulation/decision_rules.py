@@ -153,7 +153,8 @@ class DecisionRules:
                 if member is not None and member.phase is Phase.RETURNING and not member.is_judged:
                     raise Violation("a node that is back is judged", f"{message}, and {node} is still returning")
         elif kind is WorkersKilled and message.left and message.node in state.members:
-            if state.members[message.node].phase is not Phase.OUT and before.members[message.node].ending is not None:
+            is_awaited = before.members[message.node].ending == message.attempt
+            if is_awaited and state.members[message.node].phase is not Phase.OUT:
                 raise Violation("a node that is back is judged", f"{message}, and {message.node} is not out")
         elif kind in _TELLS_STEP and attempt is not None and message.step is not None:
             if before.stage is not Stage.ATTEMPT or message.attempt != attempt.number:

@@ -38,7 +38,7 @@ def worker_fails(world: World, fault: Fault, node: Host) -> None:
 def workers_hang(world: World, fault: Fault, node: Host) -> None:
     if not world.setup.has_checkpoint and world.setup.hang_timeout_s is None:
         return  # nobody is to notice
-    world.is_dump_silent = bool(fault.flag)
+    world.is_dump_silent |= bool(fault.flag)
     _where_workers_run(world, node, lambda runner: runner.training.hang(runner.host.name))
 
 

@@ -312,6 +312,19 @@ KEPT = {
             Fault("partition", after="NodeJoined", nth=4, lasts_s=90.0, flag=1),
         ),
     ),
+    "a runner that breaks before its allocation is known is not used": Schedule(
+        Setup(seed=170537790, reports=1, boosters=2),
+        (Fault("runner_broken", at_s=10.0, node=3), Fault("sbatch_late", lasts_s=10.0)),
+    ),
+    "agents that were coming up when most nodes fell silent are started again": Schedule(
+        Setup(seed=170627923, nodes=1, least=1, names_own=True, reports=9, boosters=2, booster_nodes=2),
+        (
+            Fault("booster_preempted", at_s=14.14, node=1, flag=2),
+            Fault("booster_preempted", at_s=7.8),
+            Fault("node_crashes", after="EndAllocation", lasts_s=1.0),
+            Fault("worker_fails", at_s=7.62),
+        ),
+    ),
     "a job that saves rarely is not given up for losses of nodes": Schedule(
         Setup(seed=1, spares=3, chunks=3, chunk_s=800.0, jitter=0.0, hang_timeout_s=0.0),
         tuple(Fault("node_crashes", at_s, node=node, flag=1) for at_s, node in ((400.0, 1), (1000.0, 2), (1500.0, 3))),
