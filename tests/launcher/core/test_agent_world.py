@@ -251,6 +251,22 @@ def test_agents_that_nobody_launches_any_more_have_ended_when_each_node_says_so(
     assert play.orders(Order.KILL)
 
 
+def test_agents_that_were_coming_up_when_most_nodes_fell_silent_are_started_again() -> None:
+    play = training()
+    lose_agents(play)
+    play.passes(LOSS_WINDOW_S)
+    assert started(play) == [0, 1]
+    play.give(inputs.IsolationChanged(is_isolated=True))
+    play.give(inputs.IsolationChanged(is_isolated=False))
+    play.passes(LOSS_WINDOW_S + RENEW_AFTER_S[1])
+    assert started(play) == [0, 1, 2]
+    rejoin(play, 2)
+    play.give(inputs.IsolationChanged(is_isolated=True))
+    play.give(inputs.IsolationChanged(is_isolated=False))
+    play.passes(LOSSES_WITHIN_S)
+    assert started(play) == [0, 1, 2], "those that are there stay"
+
+
 def test_status_says_that_nothing_is_saved_until_the_agents_are_back() -> None:
     begun = [{"event": "job_start", "time": 1.0}, {"event": "first_step", "time": 2.0, "step": 1}]
     lost = LOST | {"node": "n2", "reason": "killed"}

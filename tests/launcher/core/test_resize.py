@@ -615,6 +615,16 @@ def test_a_runner_that_is_there_before_its_allocation_is_known_is_waited_for() -
     assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b8")]
 
 
+def test_a_runner_that_breaks_before_its_allocation_is_known_does_not_join() -> None:
+    play = Play(make_elastic())
+    play.silent.add(do.AskAllocation)
+    play.run()
+    play.boost("x1", "b7")
+    play.give(inputs.NodeBroken(node="x1", reason="no /venv"))
+    play.give(inputs.AllocationAsked(allocation="b7"))
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b7")] and "x1" not in play.in_phase(Phase.READY)
+
+
 def test_a_node_that_is_out_does_not_join() -> None:
     play = running(None, "x1")
     play.give(inputs.NodeBroken(node="x1", reason="no /venv"))
