@@ -316,7 +316,7 @@ def _decide(turn: Turn) -> None:
     attempt, asked = turn.attempt, turn.state.requests
     if attempt.all_ended and asked.sigterm is Sigterm.ASKED:
         return
-    is_done = attempt.all_ended and not attempt.is_stopped
+    is_done = attempt.all_ended and not attempt.is_stopped  # also if a resize was about to stop its ranks
     is_stopping = requests.is_stopping(asked) and not (is_done and requests.outcome_of(asked) == "resized")
     if is_stopping and (attempt.all_ended or asked.is_cancelled or not attempt.faults):
         outcome = requests.outcome_of(asked)

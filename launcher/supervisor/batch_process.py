@@ -66,7 +66,8 @@ class BatchProcess:
                     deaths = deaths + 1 if time.monotonic() - begun_s < _LIVED_S else 1
                     print(f"holdfast: the supervisor {ended} ({deaths} of {MAX_DEATHS} in a row)", flush=True)
                     if deaths < MAX_DEATHS:
-                        time.sleep(2.0**deaths if ended == _FAILED else 0.0)
+                        if ended == _FAILED:
+                            time.sleep(2.0**deaths)
                         continue
                 decided = self._await_result()
                 if decided is not None:

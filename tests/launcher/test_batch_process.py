@@ -91,7 +91,7 @@ def test_a_killed_supervisor_is_followed_at_once_and_counts_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], lived_s: float, deaths: int
 ) -> None:
     monkeypatch.setattr(batch_process, "_LIVED_S", lived_s)
-    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and pytest.fail("it waits"))
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
 
     def work(after: int | None) -> Outcome:
         number = after or 0
