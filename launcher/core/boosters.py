@@ -232,6 +232,9 @@ def advance(turn: Turn) -> None:
     for booster in state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster, used)
+        elif booster.phase is BoosterPhase.RUNNING and _is_late(turn, booster):
+            came = f"{len(booster.nodes)} of its {state.job.booster_nodes} runners came within {LATE_S:g} s"
+            leave(turn, booster.allocation, came)
         elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
             _look_after(turn, booster, used)
     turn.set(tended=tended)
@@ -239,15 +242,13 @@ def advance(turn: Turn) -> None:
 
 def next_s(turn: Turn) -> list[float | None]:
     """The times at which advance() has work."""
-    size = turn.state.job.booster_nodes
-    if not _may_dismiss(turn):
-        return []
     found: list[float | None] = []
-    for booster in turn.state.boosters:
-        if booster.phase is BoosterPhase.RUNNING and booster.running_s is not None and len(booster.nodes) < size:
+    running = [booster for booster in turn.state.boosters if booster.phase is BoosterPhase.RUNNING]
+    for booster in running:
+        if booster.running_s is not None and len(booster.nodes) < turn.state.job.booster_nodes:
             found.append(booster.running_s + LATE_S)
-        if booster.phase is BoosterPhase.RUNNING and booster.broken_s is not None:
-            found.append(booster.broken_s + BROKEN_S)
+    if _may_dismiss(turn):
+        found += [booster.broken_s + BROKEN_S for booster in running if booster.broken_s is not None]
     return found
 
 
@@ -277,13 +278,14 @@ def _is_in_use(turn: Turn, node: str) -> bool:
     return trains or node in turn.state.holders
 
 
+def _is_late(turn: Turn, booster: Booster) -> bool:
+    """Whether runners of a running booster are overdue. Judged between attempts too: the next one must not use it."""
+    is_complete = len(booster.nodes) >= turn.state.job.booster_nodes
+    return not is_complete and booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
+
+
 def _look_after(turn: Turn, booster: Booster, used: frozenset[str]) -> None:
-    """Lets a running but unusable booster leave, so that another one can replace it."""
-    size = turn.state.job.booster_nodes
-    is_late = booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
-    if len(booster.nodes) < size and is_late:
-        leave(turn, booster.allocation, f"{len(booster.nodes)} of its {size} runners came within {LATE_S:g} s")
-        return
+    """Lets a booster with nodes that are out leave, so that another one can replace it."""
     is_fit = not turn.state.members.counts[Phase.OUT] or not used.isdisjoint(booster.nodes)
     out = [] if is_fit else [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
     if not out:

@@ -168,6 +168,7 @@ class Invariants:
         "_changed_s",
         "_committed",
         "_decisions",
+        "_dismissed",
         "_ended",
         "_fault_s",
         "_history",
@@ -198,6 +199,7 @@ class Invariants:
         self._probes = Probes(world.decide, setup.seed)
         self._attempts: dict[int, int] = {}  # number -> the term that started it
         self._committed: list[tuple[int, tuple[str, ...]]] = []
+        self._dismissed: set[str] = set()  # nodes told to remove their memory, before a run of the job ended
         self._history: dict[int, History] = {}  # of each term
         self._written_s = 0.0
         self._fault_s: float | None = None
@@ -597,7 +599,9 @@ class Invariants:
         """A step that workers which are cut off still commit counts only until the next attempt begins."""
         if number < max(self._attempts, default=number):
             return
+        self._committed = [item for item in self._committed if item[0] < step]  # newer ones were given up
         self._committed.append((step, nodes))
+        self._dismissed.difference_update(nodes)
         del self._committed[:-8]
 
     def restored(self, number: int, nodes: tuple[str, ...], step: int | None) -> None:
@@ -617,6 +621,7 @@ class Invariants:
             name
             for name in layout
             if name in out
+            or name in self._dismissed
             or not world.hosts[name].is_allocated
             or newest not in world.hosts[name].memory
             or not world.hosts[name].is_up
@@ -646,6 +651,8 @@ class Invariants:
         if driver.term in self._ended:
             raise Violation("nothing outlives the job", "EndJob twice")
         self._ended.add(driver.term)
+        members = driver.state.members.table
+        self._dismissed.update(name for name, each in members.items() if each.phase is Phase.OUT and not each.is_lost)
         total = self._world.setup.chunks * CHUNK_STEPS
         is_early = "worker_ends_early" in self._world.kinds
         is_told = self._world.setup.has_checkpoint

@@ -325,6 +325,10 @@ KEPT = {
             Fault("worker_fails", at_s=7.62),
         ),
     ),
+    "a booster whose runners are late is not used by the next attempt": Schedule(
+        Setup(seed=180090535, extra=2, shared_every=2, reports=9, boosters=3, booster_nodes=2, settle_s=0.5),
+        (Fault("folder_hangs", after="Committed", nth=4, node=1, lasts_s=200.0),),
+    ),
     "a job that saves rarely is not given up for losses of nodes": Schedule(
         Setup(seed=1, spares=3, chunks=3, chunk_s=800.0, jitter=0.0, hang_timeout_s=0.0),
         tuple(Fault("node_crashes", at_s, node=node, flag=1) for at_s, node in ((400.0, 1), (1000.0, 2), (1500.0, 3))),
