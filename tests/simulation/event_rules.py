@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.core.attempt import FOLDER_TIMEOUT_S
 from launcher.core.boosters import TELL_AGAIN_S
 from launcher.core.faults import LOSSES_S
 from launcher.core.gains import RAN_S, SUSPECT_AFTER
@@ -52,6 +53,7 @@ class EventRules:
         "_rungs",
         "_runs",
         "_sizes",
+        "_start_s",
         "_unbegun",
         "_unlucky",
         "_unprepared",
@@ -83,6 +85,7 @@ class EventRules:
         self._failed: str | None = None  # the node of the attempt's first fault
         self._failed_on: dict[str | None, int] = {}  # failures since the last progress
         self._fruitless = self._unlucky = self._unbegun = 0
+        self._start_s = 0.0  # time of the attempt's start
         self._workers_s: float | None = None  # since when the attempt's workers run
         self._failed_s = self._decisive_s = 0.0  # of the attempt's first fault, and of the decisive one before
 
@@ -155,7 +158,7 @@ class EventRules:
     def _attempt_start(self, event: dict[str, Any]) -> str | None:
         number, nodes, rung = event["attempt"], tuple(event["nodes"]), event["rung"]
         before, is_moved = self._nodes, self._is_moved
-        self._workers_s = None
+        self._workers_s, self._start_s = None, event["time"]
         expected, self._rungs = self._rungs, ()
         if expected and rung not in (*expected, "shrink"):
             return f"rung {rung} of attempt {number}, not {expected}"
@@ -314,7 +317,9 @@ class EventRules:
         if event.get("environment"):
             self._unprepared.add(node)
         if self._runs and node in self._nodes:
-            if not self._faults and "not confirm" not in event["reason"] and "not end" not in event["reason"]:
+            is_given_up = self._workers_s is None and event["time"] - self._start_s >= FOLDER_TIMEOUT_S
+            is_explained = "not confirm" in event["reason"] or "not end" in event["reason"]
+            if not (self._faults or is_given_up or is_explained):
                 return f"{node} of attempt {self._number} is out before its fault"
         elif not self._runs:
             self._is_moved = True

@@ -266,6 +266,8 @@ class Invariants:
             self._check_members(driver)
         if state.history is not before.history:
             self._check_records(driver, todo)
+        if state.attempt is not None and state.history.next_attempt != before.history.next_attempt:
+            self._out_at[state.attempt.number] = frozenset(state.members.out())
         if type(message) is IsolationChanged and before.stage is not Stage.ENDED:
             lets_go = any(type(command) is LetGo for command in todo)
             if lets_go is not message.is_isolated:
@@ -554,7 +556,8 @@ class Invariants:
         if driver is not holders[-1]:
             return
         members = driver.state.members
-        gone = {*members.out(), *(name for name in self._world.hosts if name not in members)}
+        gone = {*self._out_at.get(command.attempt, ()), *members.out()}
+        gone.update(name for name in self._world.hosts if name not in members)
         full_s = driver.state.full_s
         if full_s is not None and driver.now_s - full_s >= TRAINED_GRACE_S:
             gone.update(name for name, member in members.table.items() if member.phase is Phase.JOINING)

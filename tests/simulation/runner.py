@@ -69,8 +69,8 @@ class Runner:
 
     __slots__ = (
         "_due_s", "_is_looking", "_is_terminated", "_is_welcome", "_known", "_memo", "_missed_s",
-        "_missed_term", "_standby", "_started_in", "_waiting", "_was_closed", "allocation", "alone_s", "attempt",
-        "has_workers", "host", "is_alive", "is_broken", "is_leaving", "is_warm", "link", "newest_seen",
+        "_missed_term", "_said_warm", "_standby", "_started_in", "_waiting", "_was_closed", "allocation", "alone_s",
+        "attempt", "has_workers", "host", "is_alive", "is_broken", "is_leaving", "is_warm", "link", "newest_seen",
         "released", "step", "term", "training", "turn", "works", "world",
     )  # fmt: skip
 
@@ -96,7 +96,8 @@ class Runner:
         self._missed_s: float | None = None
         self._missed_term = 0
         self.newest_seen = world.folder.newest_term
-        self._was_closed = self._is_welcome = self.is_leaving = self._is_terminated = self._is_looking = False
+        self._was_closed = self._is_welcome = self._said_warm = False
+        self.is_leaving = self._is_terminated = self._is_looking = False
         self._due_s = 0.0
         self._standby: Standby | None = None
         self._waiting: list[tuple[Link, Any]] = []
@@ -126,7 +127,7 @@ class Runner:
                 and self.world.network.reaches(self.host, driver.host)
             ):
                 self.link = Link(self.world, self, driver)
-                self._is_welcome = False
+                self._is_welcome, self._said_warm = False, self.is_warm
                 self.link.send_up((HELLO, self.attempt, self.is_warm, self.host.problem, self.allocation))
                 self.link.update()
                 return
@@ -306,6 +307,8 @@ class Runner:
             link.send_up(Terminated(node=self.host.name))
         for message in sorted(self._memo.values(), key=lambda message: isinstance(message, WorkersEnded)):
             link.send_up(message)
+        if self.is_warm and not self._said_warm:
+            link.send_up(NodeWarm(node=self.host.name))
         if self.is_broken:
             link.send_up(self._broken())
         if self.training is not None and self.works:
