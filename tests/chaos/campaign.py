@@ -44,7 +44,8 @@ from slurm.hostlist import expand
 from slurm.testbed import TestbedError, TestCluster
 
 NODES = 6  # a job asks for five at most: Slurm itself may drain one
-SETTLE_S = 180.0  # Slurm takes up to two minutes for a requeue, a machine with a cold cache as long to load torch
+# Slurm takes up to two minutes for a requeue; torch is loaded in two where other campaigns keep the cores busy
+SETTLE_S = 360.0
 KEEP_S = 60.0  # for which hooks keep memory for a requeue: longer than one takes
 LEFTOVER_S = KEEP_S + 30.0
 SHARE_MIB = 512
@@ -160,11 +161,12 @@ def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: li
         except NotInjected:
             continue
         entry = {"name": fault.name, "kind": fault.kind, "nodes": fault.nodes, "ends": fault.ends}
-        injected.append(Injected(**entry, time=begun, notes=tuple(at.notes)))
+        until = time.time()
+        injected.append(Injected(**entry, time=begun, until=until, notes=tuple(at.notes)))
         if undo is not None:
             time.sleep(at.random.uniform(1.0, 15.0))  # how long the fault lasts
             undo()
-            injected[-1] = Injected(**entry, time=begun, undone=time.time(), notes=tuple(at.notes))
+            injected[-1] = Injected(**entry, time=begun, until=until, undone=time.time(), notes=tuple(at.notes))
 
 
 def trains(job: BrokenJob) -> bool | None:

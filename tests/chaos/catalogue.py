@@ -21,6 +21,7 @@ from typing import Any
 
 from broken_job import BrokenJob
 from slurm_kit import job_state
+from verdict import MEMORY_DAMAGED
 
 from launcher.leadership.terms import newest
 from slurm import command
@@ -353,7 +354,7 @@ def memory_full(at: Injection) -> Undo:
     return lambda: at.run(node, "sh", "-c", "rm -f /dev/shm/filler.*")
 
 
-@fault("memory damaged", "storage", nodes=1, needs=["checkpoint"])
+@fault(MEMORY_DAMAGED, "storage", nodes=1, needs=["checkpoint"])
 def memory_damaged(at: Injection) -> Undo:
     node = at.node(training=True)
     damage = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from catalogue import CATALOGUE, damage, delete, drawable, flip_bits, truncate
-from verdict import DEGRADED, OK, WRONG, Injected, Round, costs
+from verdict import DEGRADED, MEMORY_DAMAGED, OK, WRONG, Injected, Round, costs, lost_steps
 
 START = {"event": "attempt_start", "time": 1.0, "attempt": 0, "nodes": ["n1", "n2"], "spares": ["n3"]}
 COMMIT = {"event": "commit", "time": 5.0, "attempt": 0, "tier": "memory", "step": 40}
@@ -44,6 +44,15 @@ def a_round(step: int = 40, end: dict[str, object] | None = DONE, tolerance: int
 )
 def test_a_round_is_judged_by_what_must_follow(a: Round, verdict: str, reason: str) -> None:
     assert a.verdict[0] == verdict and reason in a.verdict[1]
+
+
+def test_a_save_that_is_under_way_while_memory_is_damaged_does_not_count() -> None:
+    def lost(at_s: float) -> int:
+        damage = Injected(name=MEMORY_DAMAGED, kind="storage", nodes=1, ends=None, time=at_s, until=at_s + 0.5)
+        commits = [COMMIT | {"seconds": 2.0}]
+        return len(lost_steps([START, *commits, AGAIN, restore(30), FIRST, DONE], [damage]))
+
+    assert [lost(at_s) for at_s in (2.0, 2.6, 4.9, 6.0)] == [1, 0, 0, 1]
 
 
 def test_a_fault_costs_the_time_to_the_next_step_and_the_steps_trained_again() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OK, DEGRADED, WRONG = "ok", "degraded", "wrong"
+MEMORY_DAMAGED = "memory damaged"  # the fault's name in the catalogue
 
 Event = Mapping[str, Any]
 
@@ -17,7 +18,7 @@ class Injected:
 
     Attributes:
         name, kind, nodes, ends: of its entry in the catalogue.
-        time: when it was injected (epoch, s).
+        time, until: when its injection began and ended (epoch, s).
         undone: when it was undone; None where nothing undoes it.
         notes: where, and how.
     """
@@ -27,6 +28,7 @@ class Injected:
     nodes: int
     ends: str | None
     time: float
+    until: float = 0.0
     undone: float | None = None
     notes: tuple[str, ...] = ()
 
@@ -95,6 +97,8 @@ class Loss:
 def lost_steps(events: Sequence[Event], injected: Sequence[Injected]) -> list[Loss]:
     """Restores to an older step than the newest committed in memory, with the number of memories lost since.
 
+    A save that was under way while memory was damaged does not count: its copies and parity may hold the damage.
+
     A memory counts as lost where its node does not train in the next attempt, or where a fault since the commit may
     have taken it. A fault counts for each node it may take.
     """
@@ -105,7 +109,7 @@ def lost_steps(events: Sequence[Event], injected: Sequence[Injected]) -> list[Lo
         if event["event"] == "attempt_start":
             members[event["attempt"]] = frozenset(event["nodes"])
         elif event["event"] == "commit" and event.get("tier") == "memory":
-            if committed is None or event["step"] >= committed["step"]:
+            if (committed is None or event["step"] >= committed["step"]) and not _is_damaged(event, injected):
                 committed = event
         elif event["event"] == "restore" and committed is not None and (event["step"] or 0) < committed["step"]:
             gone = members[committed["attempt"]] - members[event["attempt"]]
@@ -119,6 +123,11 @@ def lost_steps(events: Sequence[Event], injected: Sequence[Injected]) -> list[Lo
             found.append(loss)
             committed = None  # training goes on from the older step: what is committed from here on counts
     return found
+
+
+def _is_damaged(commit: Event, injected: Sequence[Injected]) -> bool:
+    begun = commit["time"] - (commit.get("seconds") or 0.0)
+    return any(f.name == MEMORY_DAMAGED and f.time <= commit["time"] and begun <= f.until for f in injected)
 
 
 @dataclass(frozen=True, kw_only=True)
