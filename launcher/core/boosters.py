@@ -232,7 +232,7 @@ def advance(turn: Turn) -> None:
     for booster in state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster, used)
-        elif booster.phase is BoosterPhase.RUNNING and _is_late(turn, booster):
+        elif (late_s := _late_s(turn, booster)) is not None and turn.now_s >= late_s:
             came = f"{len(booster.nodes)} of its {state.job.booster_nodes} runners came within {LATE_S:g} s"
             leave(turn, booster.allocation, came)
         elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
@@ -242,13 +242,11 @@ def advance(turn: Turn) -> None:
 
 def next_s(turn: Turn) -> list[float | None]:
     """The times at which advance() has work."""
-    found: list[float | None] = []
-    running = [booster for booster in turn.state.boosters if booster.phase is BoosterPhase.RUNNING]
-    for booster in running:
-        if booster.running_s is not None and len(booster.nodes) < turn.state.job.booster_nodes:
-            found.append(booster.running_s + LATE_S)
+    found = [_late_s(turn, booster) for booster in turn.state.boosters]
     if _may_dismiss(turn):
-        found += [booster.broken_s + BROKEN_S for booster in running if booster.broken_s is not None]
+        for booster in turn.state.boosters:
+            if booster.phase is BoosterPhase.RUNNING and booster.broken_s is not None:
+                found.append(booster.broken_s + BROKEN_S)
     return found
 
 
@@ -278,10 +276,15 @@ def _is_in_use(turn: Turn, node: str) -> bool:
     return trains or node in turn.state.holders
 
 
-def _is_late(turn: Turn, booster: Booster) -> bool:
-    """Whether runners of a running booster are overdue. Judged between attempts too: the next one must not use it."""
+def _late_s(turn: Turn, booster: Booster) -> float | None:
+    """The time at which a running booster's missing runners are overdue; None if none is missing.
+
+    It counts between attempts too, because the next attempt must not use an incomplete booster.
+    """
     is_complete = len(booster.nodes) >= turn.state.job.booster_nodes
-    return not is_complete and booster.running_s is not None and turn.now_s >= booster.running_s + LATE_S
+    if booster.phase is not BoosterPhase.RUNNING or booster.running_s is None or is_complete:
+        return None
+    return booster.running_s + LATE_S
 
 
 def _look_after(turn: Turn, booster: Booster, used: frozenset[str]) -> None:

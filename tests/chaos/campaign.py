@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,20 @@ def inject_all(at: Injection, kind: Kind, args: argparse.Namespace, injected: li
             undo = fault.inject(at)
         except NotInjected:
             continue
-        entry = {"name": fault.name, "kind": fault.kind, "nodes": fault.nodes, "ends": fault.ends}
-        until = time.time()
-        injected.append(Injected(**entry, time=begun, until=until, notes=tuple(at.notes)))
+        entry = Injected(
+            name=fault.name,
+            kind=fault.kind,
+            nodes=fault.nodes,
+            ends=fault.ends,
+            time=begun,
+            until=time.time(),
+            notes=tuple(at.notes),
+        )
+        injected.append(entry)
         if undo is not None:
             time.sleep(at.random.uniform(1.0, 15.0))  # how long the fault lasts
             undo()
-            injected[-1] = Injected(**entry, time=begun, until=until, undone=time.time(), notes=tuple(at.notes))
+            injected[-1] = replace(entry, undone=time.time(), notes=tuple(at.notes))
 
 
 def trains(job: BrokenJob) -> bool | None:

@@ -266,7 +266,8 @@ class Invariants:
             self._check_members(driver)
         if state.history is not before.history:
             self._check_records(driver, todo)
-        if state.attempt is not None and state.history.next_attempt != before.history.next_attempt:
+        has_begun = state.history.next_attempt != before.history.next_attempt
+        if has_begun and state.attempt is not None and driver is self._world.folder.holders[-1]:
             self._out_at[state.attempt.number] = frozenset(state.members.out())
         if type(message) is IsolationChanged and before.stage is not Stage.ENDED:
             lets_go = any(type(command) is LetGo for command in todo)
