@@ -408,6 +408,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 3 * WAIT_S))
 
 
+def open_below(directory: Path) -> list[str]:
+    """The files below a directory that this process has open; the suite's other threads open files elsewhere."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(f"{directory}/")]
+
+
 def lose(root: Path, *nodes: str) -> None:
     """The memory of these nodes is gone."""
     for node in nodes:

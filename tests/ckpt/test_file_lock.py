@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from agent_kit import open_below
 
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.format.file_lock import locked
@@ -44,12 +45,15 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_file_system_without_locks_is_named_at_once_and_is_no_other_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    held = list[str]()
+
     def refuse(descriptor: int, operation: int) -> None:
+        held.extend(open_below(tmp_path))
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=f"{os.strerror(number)}.*agent.lock") as raised:
         MemoryDirectory(tmp_path / "ours", timeout_s=3600)
     assert raised.value.errno == number
-    assert os.listdir("/proc/self/fd") == before
+    assert held == [str(tmp_path / "ours" / "agent.lock")]
+    assert not open_below(tmp_path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_kit import NAMESPACE, RUN_ID
+from agent_kit import NAMESPACE, RUN_ID, open_below
 from waiting import until
 
 from ckpt.agent.shards import growing_buffer as rooms
@@ -65,14 +65,14 @@ def test_no_more_is_taken_once_nobody_fills_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_its_descriptor_goes_with_it(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
     for _ in range(3):
         with room_for(tmp_path) as room:
             room.all()
+            assert open_below(tmp_path)
         until(lambda: "_go_ahead" not in str(threading.enumerate()), "nobody goes ahead")
         (tmp_path / "own-0-0.data").unlink()
     del room
-    assert os.listdir("/proc/self/fd") == before
+    assert not open_below(tmp_path)
 
 
 @pytest.fixture
