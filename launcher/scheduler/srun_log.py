@@ -13,7 +13,9 @@ from pathlib import Path
 # src/api/step_launch.c; the text is the same from 22.05 to 25.11.
 _FAILED = re.compile(r"Task launch for .* failed on node ([^\s:]+): (.*)")
 # A node's slurmstepd could not prepare the task. For example its PMIx plugin finds the files of a step of this number
-# from an earlier start of the job, whose slurmstepd was killed (seen on 22.05).
+# from an earlier start of the job, whose slurmstepd was killed. Where no node could prepare its task, the step is at
+# fault: a slurmctld that was killed forgets the steps of its last seconds and gives their numbers again, while their
+# files are still on every node (both seen on 22.05). The next step has another number.
 _TASK_FAILED = re.compile(r"error: task (\d+) launch failed: (.*)")
 # Slurm is ending or requeueing the job, which says nothing about the node (src/common/slurm_errno.c).
 _OF_THE_JOB = ("Job credential revoked", "Job/step already completing or completed", "Invalid job id specified")
@@ -44,6 +46,8 @@ class Launches:
         except OSError:
             return {}
         of_tasks = [(self._tasks[int(task)], why) for task, why in _TASK_FAILED.findall(text) if self._has(int(task))]
+        if len(self._tasks) > 1 and {node for node, _ in of_tasks} == {*self._tasks}:
+            of_tasks = []
         found = (*of_tasks, *_FAILED.findall(text))
         named = {node: reason for node, reason in found if not reason.startswith(_OF_THE_JOB)}
         return {node: f"srun could start no process there: {named[node]}" for node in nodes if node in named}

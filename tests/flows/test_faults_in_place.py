@@ -189,6 +189,15 @@ def test_a_controller_that_is_away(job: BrokenJob) -> None:
     assert not job.watch.events("node_out"), story
 
 
+def test_a_controller_that_has_forgotten_the_newest_step(job: BrokenJob) -> None:
+    """Killed before it has saved its state, it gives the number of the agents' step again. No node can start that
+    step, because the files of the first one are there; the step after it starts."""
+    job.recover(lambda: job.signal("KILL", 1))
+    job.cluster.kill_daemon("ctl")
+    job.cluster.start_daemon("ctl")
+    check_in_place(job, job.recover(lambda: job.signal("KILL", 1)), "process_exit")
+
+
 def test_a_full_job_folder(job: BrokenJob, small_share: Path) -> None:
     """Training and saving in memory go on; what is told meanwhile is told later."""
     attempt = job.attempt

@@ -37,6 +37,18 @@ def test_a_task_that_cannot_be_launched_names_its_node(tmp_path: Path) -> None:
     assert Launches(tmp_path / "none", tasks=("n2",)).failed(NODES) == {}
 
 
+def test_a_step_of_which_no_task_can_be_launched_names_no_node(tmp_path: Path) -> None:
+    """As srun of 22.05 says it after a slurmctld that was killed has given a step's number a second time."""
+    log = tmp_path / "srun.log"
+    launches, alone = Launches(log, tasks=("n2", "n3")), Launches(log, tasks=("n2",))
+    log.write_text("".join(f"srun: error: task {task} launch failed: Unspecified error\n" for task in (0, 1)))
+    assert launches.failed(NODES) == {}
+    assert list(alone.failed(NODES)) == ["n2"]  # of one node nothing tells whether it or the step is at fault
+    with log.open("a") as file:
+        file.write("srun: error: Task launch for StepId=1.3 failed on node n3: Communication connection failure\n")
+    assert list(launches.failed(NODES)) == ["n3"]
+
+
 def test_a_job_that_slurm_is_ending_says_nothing_of_its_nodes(tmp_path: Path) -> None:
     """As srun of 22.05 says it where the job was requeued a moment before."""
     log = tmp_path / "srun.log"
