@@ -163,6 +163,14 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def _same_priority() -> Iterator[None]:
+    """A test that lowers this process's priority slows all that follow, and the processes that they start."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the test has changed the priority of the tests' process"
+
+
 @pytest.fixture(scope="session")
 def _idle_cluster() -> Iterator[Callable[[], TestCluster]]:
     _remove_clusters_of_dead_sessions()

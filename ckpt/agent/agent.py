@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context
@@ -117,12 +118,16 @@ class Agent:
         ):
             log.warning("redundancy %s: a lost switch takes %d of %s, more than it survives", scheme.name, taken, names)
 
-    async def run(self, *, until_unused: bool = False, forked: bool = False) -> None:
+    async def run(
+        self, *, until_unused: bool = False, forked: bool = False, when_planned: Callable[[], None] = lambda: None
+    ) -> None:
         """Serves until a shutdown request, or until the process that started the agent has ended.
 
         Args:
             until_unused: whether all agents also end together once no process is connected to any of them.
             forked: whether the agent was forked from a template; then it does not watch its parent.
+            when_planned: called once there is a restore plan. Before that no worker trains, because all wait for the
+                agents.
         """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
             stale.unlink()  # left by killed agents
@@ -132,8 +137,9 @@ class Agent:
         await self._listener.listen()
         log.info("node %s listens on %s", self._place.node, self._place.socket_path)
         tasks = Tasks()
-        for work in (self._follow_peers(), self._follow_plan(), self._follow_memory(), *map(self._guard, self._leads)):
+        for work in (self._follow_peers(), self._follow_memory(), *map(self._guard, self._leads)):
             tasks.start(work)
+        self._restore.plan.add_done_callback(lambda plan: when_planned())
         if not forked:
             tasks.start(self._follow_parent())
         if until_unused:
@@ -173,11 +179,6 @@ class Agent:
             self._rejoin.fail(self._peers.broken)
             self._stop.world_lost()
             await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
-
-    async def _follow_plan(self) -> None:
-        """Yields the CPU once there is a plan. Before that no worker trains, because all wait for the agents."""
-        await asyncio.wait({self._restore.plan})
-        yield_to_training()
 
     async def _follow_parent(self) -> None:
         """Polls the parent.
@@ -300,7 +301,8 @@ def run_agent(
     """Runs the agent to its end, then leaves the MPI world. Waits at most `leave_s` for the other agents to leave."""
 
     async def main() -> None:
-        await Agent(place, config, transport, deadlines, memory).run(until_unused=until_unused, forked=forked)
+        agent = Agent(place, config, transport, deadlines, memory)
+        await agent.run(until_unused=until_unused, forked=forked, when_planned=yield_to_training)
 
     asyncio.run(main())
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):
