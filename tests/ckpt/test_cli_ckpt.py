@@ -194,7 +194,7 @@ def test_a_path_that_is_not_ours_is_a_usage_error_in_one_line(tmp_path: Path, co
         (path / "holdfast.json").write_text("{")
     result = run(command, path)
     assert result.exit_code == 2
-    assert result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.stdout == "" and len(result.messages) == 1
     assert result.stderr.startswith(f"holdfast: error: {path}")
 
 

@@ -92,7 +92,7 @@ def test_verify_reads_every_byte_of_a_bucket(bucket: Stored) -> None:
 )
 def test_a_url_that_is_not_ours_is_a_usage_error_in_one_line(bucket: Stored, url: str, message: str) -> None:
     result = run("ls", url)
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 2 and result.stdout == "" and len(result.messages) == 1
     assert message in result.stderr
 
 
@@ -113,7 +113,7 @@ def test_wrong_credentials_and_buckets_are_one_line_and_exit_code_2_for_every_ve
     else:
         url = "s3://no-such-bucket/x"
     result = run(command[0], url, *command[1:])
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1, result.output
+    assert result.exit_code == 2 and result.stdout == "" and len(result.messages) == 1, result.output
     expected = {"bucket": "no-such-bucket", "none": "credentials"}.get(wrong, "look at the credentials")
     assert expected in result.stderr.lower()
 
@@ -126,7 +126,7 @@ def test_a_server_that_is_away_is_one_line_and_no_damage(
     for module in ("lookup", "s3"):
         monkeypatch.setattr(f"ckpt.tiers.{module}.S3Options", partial(S3Options, attempts=1))
     result = run(verb, bucket.tier.where)
-    assert result.exit_code == code and len(result.stderr.splitlines()) == 1 and "127.0.0.1:9" in result.stderr
+    assert result.exit_code == code and len(result.messages) == 1 and "127.0.0.1:9" in result.stderr
 
 
 def sealed(change: dict[str, Any], manifest: bytes) -> bytes:
@@ -256,4 +256,4 @@ def test_a_url_without_a_namespace_is_one_line_and_exit_code_2_for_every_verb(
     bucket: Stored, command: list[str]
 ) -> None:
     result = run(command[0], "s3://bucket/nothing-there", *command[1:])
-    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "no namespace there" in result.stderr
+    assert result.exit_code == 2 and len(result.messages) == 1 and "no namespace there" in result.stderr

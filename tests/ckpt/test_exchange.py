@@ -198,7 +198,7 @@ def test_an_import_runs_nothing_of_what_is_in_the_directory(tmp_path: Path, kind
         call = Runs(os.mkdir, str(mark)) if kind == "metadata" else Runs(getattr, Path, "home")
         (source / ".metadata").write_bytes(pickle.dumps(call))
     result = run("import", source, tmp_path / "shared", "--namespace", "ns", "--step", 5)
-    assert result.exit_code in (1, 2) and len(result.stderr.splitlines()) == 1 and not mark.exists()
+    assert result.exit_code in (1, 2) and len(result.messages) == 1 and not mark.exists()
     expected = {
         "metadata": "is not torch metadata: it names posix.mkdir, which is not one of torch's metadata classes",
         "attribute": "is not torch metadata: it asks for an attribute 'home'",
@@ -269,4 +269,4 @@ def test_bad_input_is_one_line_and_exit_code_2(
     (tmp_path / "full" / "x").touch()
     (tmp_path / "file").touch()
     result = run("export", *arguments)
-    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.output
+    assert result.exit_code == 2 and len(result.messages) == 1, result.output

@@ -166,7 +166,7 @@ def test_directories_without_anything_are_a_usage_error_in_one_line(tmp_path, ki
         more = ["--step", "99"]
     result = rebuild(path, "--into", tmp_path / "y", *more)
     assert result.exit_code == 2
-    assert result.stderr.startswith("holdfast: error: ") and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("holdfast: error: ") and len(result.messages) == 1
 
 
 @pytest.mark.parametrize("arguments", [["s3://bucket/prefix", "--into", "DIR"], ["DIR", "--into", "s3://bucket/x"]])
@@ -174,6 +174,6 @@ def test_a_bucket_has_nothing_to_rebuild_from_and_says_what_to_do_instead(tmp_pa
     into = tmp_path / "into"
     result = rebuild(*(str(into) if word == "DIR" else word for word in arguments))
     url = next(word for word in arguments if word.startswith("s3:"))
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 2 and result.stdout == "" and len(result.messages) == 1
     assert result.stderr.startswith(f"holdfast: error: {url}: is in a bucket. Parity exists only in nodes' memory")
     assert "`holdfast ckpt verify`" in result.stderr and not into.exists()

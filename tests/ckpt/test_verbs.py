@@ -94,4 +94,4 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tier.path.parent)
     result = run(*arguments)
-    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 2 and len(result.messages) == 1

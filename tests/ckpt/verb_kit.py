@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 from launcher.cli import main
+
+_PROGRESS = re.compile(r"holdfast ckpt: waiting for .*: no answer for |[a-z]+ing .*: .* of .*/s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,11 @@ class Printed:
     @property
     def output(self) -> str:
         return self.stdout + self.stderr
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines on standard error, without the progress that a slow storage or a busy machine has it print."""
+        return [line for line in self.stderr.splitlines() if not _PROGRESS.match(line)]
 
 
 def ckpt(*arguments: object) -> Printed:
