@@ -142,7 +142,11 @@ class Accounts:
 
 
 def _system_tables() -> str:
-    """What mariadb-install-db has a new database make; that program needs the client's package too."""
+    """What mariadb-install-db has a new database make; that program needs the client's package too.
+
+    And slurmdbd's database: with the client's library of MariaDB 11.8.9 slurmdbd can make none. A connection that was
+    refused because there is no such database fails there in each later query (error 5027).
+    """
     names = ("*_system_tables.sql", "*_system_tables_data.sql")  # mariadb_ or mysql_, by the release
     tables = (path.read_text() for name in names for path in _TABLES.glob(name))
-    return "create database mysql;\nuse mysql;\n" + "\n".join(tables)
+    return "create database slurm;\ncreate database mysql;\nuse mysql;\n" + "\n".join(tables)
