@@ -88,7 +88,7 @@ class Accounts:
     def _start_database(self) -> None:
         log = self._cluster.log_dir / "mariadbd.log"
         data, socket = f"--datadir={self._data}", f"--socket={self._data}/socket"
-        self._run(["mariadbd", *_DATABASE, data, "--bootstrap"], input=_system_tables())
+        self._run(["mariadbd", *_DATABASE, data, "--bootstrap"], input=_new_databases())
         self._spawn(["mariadbd", *_DATABASE, data, socket, "--bind-address=127.0.0.1"], log)
         wait_until(lambda: self._listens(3306), _READY_S, f"the database does not answer; see {log}")
 
@@ -141,11 +141,11 @@ class Accounts:
             )
 
 
-def _system_tables() -> str:
-    """What mariadb-install-db has a new database make; that program needs the client's package too.
+def _new_databases() -> str:
+    """The system's, as mariadb-install-db has it made (that program needs the client's package too), and slurmdbd's.
 
-    And slurmdbd's database: with the client's library of MariaDB 11.8.9 slurmdbd can make none. A connection that was
-    refused because there is no such database fails there in each later query (error 5027).
+    With the client's library of MariaDB 11.8.9 slurmdbd cannot make its own: a connection that was refused because
+    there is no such database fails in each later query (error 5027).
     """
     names = ("*_system_tables.sql", "*_system_tables_data.sql")  # mariadb_ or mysql_, by the release
     tables = (path.read_text() for name in names for path in _TABLES.glob(name))
