@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -105,6 +106,18 @@ class Slurm:
         """The controller's configuration: parameter -> value, as scontrol spells both."""
         text = self._scontrol("show", "config")
         return dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
+
+    def controller_up_s(self) -> float | None:
+        """Seconds since slurmctld has started, by its own clock; None if SLURM_TIME_FORMAT hides the times."""
+        text = self._scontrol("show", "config")
+        try:
+            now, started = (
+                datetime.fromisoformat(re.findall(rf"^{line} (\S+)$", text, re.MULTILINE)[0])
+                for line in ("Configuration data as of", r"BOOT_TIME *=")
+            )
+        except (IndexError, ValueError):
+            return None
+        return (now - started).total_seconds()
 
     def cluster_name(self) -> str:
         """The cluster's name, ClusterName in slurm.conf; "" if the controller does not print it."""

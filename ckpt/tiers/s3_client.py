@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
@@ -104,6 +105,7 @@ def make_client(options: S3Options) -> Any:
 
     with telling("s3"):
         core = botocore.session.get_session()  # a separate session, because the default one is not thread-safe
+        core.register_component("data_loader", _service_models(core.get_config_variable("data_path")))
         s3: dict[str, Any] = {}
         if options.path_style is not None:
             s3["addressing_style"] = "path" if options.path_style else "virtual"
@@ -121,3 +123,11 @@ def make_client(options: S3Options) -> Any:
         )
         session = boto3.session.Session(botocore_session=core)
         return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+
+
+@cache
+def _service_models(search_path: str | None) -> Any:
+    """botocore's loader of service models, with its cache. Reading them takes most of the time to make a client."""
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)

@@ -24,6 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    gc.disable()  # until main() has loaded all: it took a fifth of that time, and found 2 % garbage
+
 try:
     import torch
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -83,8 +86,8 @@ def main() -> None:
         sys.exit(1)
     keep_process_groups()
     adopt_orphans()
-    gc.collect()
     gc.freeze()  # loaded objects stay shared with the forks
+    gc.enable()
     _Warm(tasks, reports).serve()
 
 

@@ -51,6 +51,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 2.0
 _FORGET_TIMEOUT_S = 10.0
 _CONNECTING_AT_ONCE = 64
+_REGISTERING_S = 5.0  # slurmctld has its nodes register 3 s after its start; srun fails before
 _REQUEUED_S = 600.0  # a slurmctld that was killed is back by then
 _ASK_TIMES = 5
 _SCRIPT_ENDS_S = 5.0
@@ -246,7 +247,12 @@ class SlurmCluster:
         with ThreadPoolExecutor(_CONNECTING_AT_ONCE) as threads:
             reasons = zip(known, threads.map(why, known), strict=True)
             found = {node.name: reason for node, reason in reasons if reason is not None}
-        return found | self.not_launched(nodes)  # the kernel accepts connections even for a stopped slurmd
+        found |= self.not_launched(nodes)  # the kernel accepts connections even for a stopped slurmd
+        if not found and (up_s := self._slurm.controller_up_s()) is not None and up_s < _REGISTERING_S:
+            # Partly allocated nodes are shown as MIXED even then. srun fails for them with "Memory required by task
+            # is not available".
+            raise SlurmError(f"slurmctld started {up_s:.0f} s ago, and creates no step before its nodes register")
+        return found
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         self._out_of_use = exclude

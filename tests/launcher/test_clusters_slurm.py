@@ -303,6 +303,14 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     ]
 
 
+PORT = "SlurmdPort              = 6818\n"
+
+
+def up_for(seconds: int) -> str:
+    as_of, started = "Configuration data as of 2026-11-22T19:07:{:02}", "BOOT_TIME               = 2026-11-22T19:07:04"
+    return "\n".join((as_of.format(4 + seconds), started, ""))
+
+
 def node_line(name: str, state: str, port: int) -> str:
     return (
         f"NodeName={name} CPUTot=8 NodeAddr=127.0.0.1 Port={port} State={state} Partitions=train SlurmdStartTime=None "
@@ -316,7 +324,7 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
         gone.close()
         nodes = [("n1", "MIXED*", up), ("n2", "MIXED", closed), ("n3", "DOWN*", up), ("n4", "MIXED", up)]
         lines = "\n".join(node_line(*node) for node in nodes)
-        scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
+        scontrol = Scontrol(("RUNNING", 2), lines, PORT)
         found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"], {})
     assert found.keys() == {"n2", "n3", "n4"}  # n4 is none of the job's any more
     assert "slurmd does not answer" in found["n2"] and "DOWN+NOT_RESPONDING: Not responding" in found["n3"]
@@ -325,8 +333,17 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
 def test_nodes_that_a_starting_controller_has_not_heard_of_can_be_given_work(spec: JobSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         lines = "\n".join(node_line(name, "UNKNOWN*", slurmd.getsockname()[1]) for name in ("n1", "n2"))
-        scontrol = Scontrol(("RUNNING", 2), lines, "SlurmdPort              = 6818\n")
+        scontrol = Scontrol(("RUNNING", 2), lines, PORT, up_for(6))
         assert cluster(spec, scontrol).unusable(["n1", "n2"], {}) == {}
+
+
+def test_a_controller_that_has_just_started_is_waited_for_unless_nodes_are_gone(spec: JobSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slurmd:
+        line = node_line("n1", "MIXED", slurmd.getsockname()[1])
+        with pytest.raises(SlurmError, match="slurmctld started 4 s ago"):
+            cluster(spec, Scontrol(("RUNNING", 2), line, PORT, up_for(4))).unusable(["n1"], {})
+    found = cluster(spec, Scontrol(("RUNNING", 2), line, PORT, up_for(4))).unusable(["n1"], {})
+    assert "slurmd does not answer" in found["n1"]
 
 
 def test_a_node_that_srun_has_named_can_be_given_nothing(
@@ -342,7 +359,7 @@ def test_a_node_that_srun_has_named_can_be_given_nothing(
     monkeypatch.setattr(slurm_cluster, "ChildProcess", Said)
     with socket.create_server(("127.0.0.1", 0)) as slurmd:
         lines = "\n".join(node_line(name, "MIXED", slurmd.getsockname()[1]) for name in ("n1", "n2"))
-        job = cluster(spec, Scontrol(MPI_TYPES, ("RUNNING", 2), lines, "SlurmdPort              = 6818\n"))
+        job = cluster(spec, Scontrol(MPI_TYPES, ("RUNNING", 2), lines, PORT))
         asyncio.run(job.start_agents(["n1", "n2"], {}, tmp_path / "agents.log", allocations={}))
         assert job.unusable(["n1", "n2"], {}) == {"n2": "srun could start no process there: Socket timed out"}
 

@@ -221,3 +221,11 @@ def test_a_drain_without_a_reason_is_refused() -> None:
     with pytest.raises(SlurmError, match="drain of n3: no reason"):
         Slurm(run=run).drain("n3", " ")
     assert run.asked == []
+
+
+def test_for_how_long_a_controller_is_up() -> None:
+    config = (RECORDED / "config.txt").read_text()
+    later = config.replace("as of 2026-11-22T19:07:04", "as of 2026-11-22T20:07:05")
+    assert Slurm(run=Answers(later)).controller_up_s() == 3601
+    assert Slurm(run=Answers(config.replace("= 2026-11-22T19:07:04", "= 19:07:04"))).controller_up_s() is None
+    assert Slurm(run=Answers("")).controller_up_s() is None
