@@ -166,8 +166,9 @@ class _TerminalView(_View):
 
     def __init__(self, console: Console, tail: Tail) -> None:
         super().__init__(console, tail)
-        # Refreshed by update(): an error in a thread that refreshes would go unnoticed.
-        self._live = Live(Text("starting"), console=console, auto_refresh=False, transient=True)
+        # Refreshed by update(): an error in a thread that refreshes would go unnoticed. stderr stays as it is: where
+        # stdout is closed, Live would keep it, and follow() could not print its error.
+        self._live = Live(Text("starting"), console=console, auto_refresh=False, transient=True, redirect_stderr=False)
 
     def __enter__(self) -> _View:
         self._live.__enter__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -282,6 +283,23 @@ def test_a_run_whose_saves_reached_no_tier_says_so_at_its_end(job: KnownJob) -> 
     console = Console(width=200, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
     assert follow(job, console) == 0
     assert "done at step 20 after 00:00:20, 1 fault survived, 1 save failed" in console.export_text()
+
+
+def test_that_a_job_is_cancelled_is_told_even_if_the_live_line_cannot_begin(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            if "starting" in text:
+                raise SystemExit(1)  # as rich makes of a closed pipe
+            return len(text)
+
+    process = subprocess.Popen(["sleep", "60"])
+    Process.of_pid(process.pid).save(job.folder)
+    with pytest.raises(SystemExit):
+        follow(job, Console(file=Closed(), force_terminal=True))
+    assert process.wait() == -signal.SIGINT
+    assert "cancelling job 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("outcome", sorted({*EXIT_CODES} - {"stopped", "superseded"}))
