@@ -16,9 +16,9 @@ from launcher.processes import environment_of, state_of
 log = logging.getLogger(__name__)
 
 AGENT_START_TIMEOUT_S = 60.0
-# Longer than srun takes to name a node that does not answer: twice MessageTimeout, 20 s by default. If agents were
-# given up before, the next attempt would have the same nodes, and the job would then be requeued.
-AGENT_RESTART_TIMEOUT_S = 30.0
+# Longer than srun takes to name a node that does not answer: 20 s with the default MessageTimeout on 22.05, 40 s on
+# 24.11. If agents were given up before, the next attempt would have the same nodes, and the job would then be requeued.
+AGENT_RESTART_TIMEOUT_S = 45.0
 _AS_LONG_AGAIN = 10  # times the previous duration
 LOOK_S = 0.5
 AGENT_STOPPED_S = 3.0  # if the kernel says that it is stopped

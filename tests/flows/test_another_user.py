@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from main_job import Watch
+from slurm_kit import ends_as
 
 from launcher.leadership.terms import newest
 from slurm.command import Result, run
@@ -107,7 +108,7 @@ def job(slurm_cluster: Any) -> Any:
     folder = slurm_cluster.home / "another-user"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    yield from guarded_job(folder, slurm_cluster.user, slurm_cluster.run_as_user)
+    yield from guarded_job(slurm_cluster, folder, slurm_cluster.user, slurm_cluster.run_as_user)
 
 
 @pytest.fixture
@@ -118,11 +119,11 @@ def job_of_root(slurm_cluster: Any) -> Any:
         return run(argv, cwd=cwd, env=os.environ | slurm_cluster.env, timeout_s=60)
 
     folder = Path(tempfile.mkdtemp(prefix="holdfast-root-", dir="/var/tmp"))
-    yield from guarded_job(folder, "root", submit)
+    yield from guarded_job(slurm_cluster, folder, "root", submit)
     shutil.rmtree(folder)
 
 
-def guarded_job(folder: Path, user: str, submit: Callable[..., Result]) -> Iterator[Watch]:
+def guarded_job(cluster: Any, folder: Path, user: str, submit: Callable[..., Result]) -> Iterator[Watch]:
     end = folder / "end"
     (folder / "train.py").write_text(JOB)
     mapping = {
@@ -147,7 +148,8 @@ def guarded_job(folder: Path, user: str, submit: Callable[..., Result]) -> Itera
     last = max(event["step"] for event in watch.events("commit")) + 50  # no rank is there yet
     (folder / "end.new").write_text(str(last))
     (folder / "end.new").rename(end)
-    watch.until(lambda: (watch.job_dir / "result.json").exists() or None, 60, "end of the job")
+    watch.until(ends_as(cluster, facts["job_id"], "COMPLETED"), 60, "end of the job")  # nothing writes there any more
+    assert (watch.job_dir / "result.json").exists()
 
 
 def probe(cluster: Any, node: str, user: str, wanted: dict[str, Any]) -> dict[str, str]:
