@@ -173,8 +173,8 @@ def test_agents_that_have_come_up_before_are_not_waited_for_as_long() -> None:
     assert patience.limit_s == AGENT_START_TIMEOUT_S
     patience.came_up(0.3)
     assert patience.limit_s == AGENT_RESTART_TIMEOUT_S
-    patience.came_up(4.0)
-    assert patience.limit_s == 40.0
+    patience.came_up(5.0)
+    assert patience.limit_s == 50.0
     patience.came_up(20.0)
     assert patience.limit_s == AGENT_START_TIMEOUT_S
 
