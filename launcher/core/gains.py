@@ -32,9 +32,11 @@ class Gains:
     Attributes:
         step, step_at_fault: the newest committed step, now and at the last failure of an attempt.
         restored: the newest step from which an attempt has gone on.
+        committed: the newest step that was committed since the last failure of an attempt, even if it is not new.
         file_s, file_at_fault_s: the same for the time of the newest own checkpoint (epoch); None without `progress`.
         fruitless: number of attempts in a row without progress, whatever ended them.
-        unlucky: those of them that trained for RAN_S and then lost a node. Perhaps no save was due before.
+        unlucky: those of them that perhaps made progress. They trained for RAN_S and then lost a node, when perhaps no
+            save was due before; or they committed again a step that had been lost, from which the next may go on.
         agentless: number of attempts in a row whose agents did not start, since the job's last start.
         restarts: number of attempts after the first, without those after a resize.
         kind, fault_s: kind and time (epoch) of the last decisive fault.
@@ -48,6 +50,7 @@ class Gains:
     step: int = 0
     step_at_fault: int = 0
     restored: int = 0
+    committed: int = 0
     file_s: float | None = None
     file_at_fault_s: float = 0.0
     fruitless: int = 0
@@ -99,11 +102,12 @@ def after_fault(gains: Gains, fault: Event, workers_s: float | None, *, has_chec
     trace = fault.get("traceback") if kind == USER_ERROR else None
     error = signature(trace) if trace else None
     is_same = {kind, gains.kind} <= {*_OF_LOST_NODES} and fault["time"] - gains.fault_s <= LOSSES_S
-    is_unlucky = has_run and kind == NODE_LOST and not is_same
+    is_unlucky = not is_same and ((has_run and kind == NODE_LOST) or gains.committed > gains.restored)
     return replace(
         gains,
         file_at_fault_s=gains.file_s or 0.0,
         step_at_fault=gains.step,
+        committed=0,
         fruitless=0 if is_fruitful else gains.fruitless + (not is_same),
         unlucky=0 if is_fruitful else gains.unlucky + is_unlucky,
         agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,

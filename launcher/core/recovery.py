@@ -85,7 +85,8 @@ def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -
     if gains.counted < limits.max_without_progress:
         return None
     nothing = _nothing_gained(gains, has_checkpoint=has_checkpoint)
-    lost = f"; {gains.unlucky} of them lost a node after {RAN_S:g} s and count less" if gains.unlucky else ""
+    why = f"lost a node after {RAN_S:g} s, or committed again what had been lost, and count less"
+    lost = f"; {gains.unlucky} of them {why}" if gains.unlucky else ""
     return f"{gains.fruitless} attempts in a row {nothing} (restart.max_without_progress{lost})"
 
 

@@ -310,9 +310,7 @@ def _first_step(history: History, event: Event) -> History:
 
 def _commit(history: History, event: Event) -> History:
     step = event["step"]
-    gains = history.gains
-    if step > gains.step:
-        gains = replace(gains, step=step)
+    gains = replace(history.gains, step=max(step, history.gains.step), committed=step)
     hangs = 0 if step > history.hang_step else history.hangs
     history = replace(history, gains=gains, hangs=hangs, step=max(step, history.step or 0))
     attempt = history.attempt

@@ -44,6 +44,7 @@ class EventRules:
         "_newest",
         "_newest_at_fault",
         "_newest_before",
+        "_newest_since",
         "_nodes",
         "_number",
         "_once",
@@ -81,7 +82,7 @@ class EventRules:
         self._decisive: list[str] = []  # the first fault of each attempt
         self._agents: tuple[int, bool] = (0, True)  # the newest generation, and whether it is there
         self._committed: dict[str, int] = {}
-        self._newest = self._newest_before = self._newest_at_fault = self._restored = 0
+        self._newest = self._newest_before = self._newest_at_fault = self._newest_since = self._restored = 0
         self._failed: str | None = None  # the node of the attempt's first fault
         self._failed_on: dict[str | None, int] = {}  # failures since the last progress
         self._fruitless = self._unlucky = self._unbegun = 0
@@ -108,6 +109,7 @@ class EventRules:
                 self._faults.append("outcome none")
             self._fruitless = self._unlucky = self._unbegun = 0
             self._newest_before = self._newest_at_fault = self._newest
+            self._newest_since = 0
             self._failed_on.clear()
             self._decisive.clear()
             self._decisive_s = 0.0
@@ -126,7 +128,7 @@ class EventRules:
 
     @property
     def fruitless(self) -> float:
-        """How many attempts in a row gained nothing, or could not begin. Four that were unlucky count as one."""
+        """How many attempts in a row gained nothing, or could not begin; four that perhaps gained count as one."""
         return self._begun_fruitless + self._unbegun
 
     @property
@@ -229,8 +231,9 @@ class EventRules:
         elif not is_same:
             self._fruitless += 1
             has_trained = self._workers_s is not None and self._failed_s - self._workers_s >= RAN_S
-            self._unlucky += has_trained and first == "node_lost"
+            self._unlucky += (has_trained and first == "node_lost") or self._newest_since > self._restored
         self._newest_before = self._newest
+        self._newest_since = 0
 
     def _fault(self, event: dict[str, Any]) -> str | None:
         number, self._rungs = event.get("attempt"), ()
@@ -253,6 +256,8 @@ class EventRules:
                 self._fruitless = self._unlucky = self._unbegun = 0
             else:
                 self._unbegun += not is_same
+                self._unlucky += not is_same and self._newest_since > self._restored
+            self._newest_since = 0
         return None
 
     def _decides(self, kind: str, time_s: float) -> bool:
@@ -302,6 +307,7 @@ class EventRules:
     def _commit(self, event: dict[str, Any]) -> str | None:
         step, tier = event["step"], event["tier"]
         self._newest = max(self._newest, step)
+        self._newest_since = step
         if event["attempt"] != self._number:
             return f"a commit of attempt {event['attempt']}, which does not run"
         if step <= self._committed.get(tier, -1):

@@ -111,6 +111,7 @@ def test_without_a_spare_or_a_scheduler_the_job_ends() -> None:
 def test_attempts_without_progress_are_limited() -> None:
     job = Job(max_without_progress=2)
     assert job.attempt("process_exit", committed=5).action == "restart"
+    job.event("restore", step=5, attempt=0)
     assert job.attempt("process_exit", committed=5).action == "restart"
     decision = job.attempt("node_lost", committed=5)
     assert (decision.action, decision.outcome) == ("stop", "no_progress")
@@ -172,6 +173,26 @@ def test_four_attempts_that_lost_a_node_after_long_training_count_as_one(
     decision = job.attempt(kind, trained_s=trained_s)
     assert decision.outcome == "no_progress" and f"{most} attempts in a row" in decision.reason
     assert ("lost a node after" in decision.reason) is (most == 12)
+
+
+def test_four_attempts_that_committed_again_what_was_lost_count_as_one() -> None:
+    """The next attempt may go on from there. A job that kills its nodes after each commit ends all the same."""
+    job = Job(max_without_progress=3)
+    job.attempt("node_lost", committed=10)
+    for _ in range(2):
+        assert job.attempt("node_lost").action == "restart"
+    for _ in range(3):
+        assert job.attempt("process_exit", committed=10).action == "restart"
+    decision = job.attempt("process_exit", committed=10)
+    assert decision.outcome == "no_progress" and "4 of them" in decision.reason and "committed again" in decision.reason
+
+
+def test_what_is_committed_again_counts_only_beyond_the_step_from_which_attempts_went_on() -> None:
+    job = Job(max_without_progress=2)
+    job.attempt("node_lost", committed=30)
+    job.event("restore", step=20, attempt=1)
+    assert job.attempt("process_exit", committed=20).action == "restart"
+    assert job.attempt("process_exit", committed=20).outcome == "no_progress"
 
 
 def test_progress_starts_the_count_of_lost_nodes_anew() -> None:
@@ -252,6 +273,7 @@ def test_only_the_decisive_fault_of_an_attempt_counts() -> None:
 def test_a_step_that_is_committed_between_the_fault_and_the_attempts_end_is_a_gain() -> None:
     job = Job(max_without_progress=2)
     assert [job.attempt("hang", committed_late=step).action for step in (1, 2, 3)] == ["restart"] * 3
+    job.event("restore", step=3, attempt=2)
     assert job.attempt("hang", committed_late=3).action == "restart", "the first that gained nothing"
     assert job.attempt("hang").outcome == "no_progress"
 
