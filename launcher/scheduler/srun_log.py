@@ -1,7 +1,7 @@
 """Reads from srun's log the nodes on which it could not start its tasks. srun's exit code does not show them.
 
 srun ends such a step on all its nodes, even with --no-kill. It does so when a node refuses a task, or when a node has
-not answered within twice MessageTimeout (20 s by default) on 22.05, and four times that time on 24.11.
+not answered within MessageTimeout + BatchStartTimeout (20 s by default; seen on 22.05), or twice that time (24.11).
 """
 
 from __future__ import annotations
