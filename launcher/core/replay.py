@@ -310,7 +310,8 @@ def _first_step(history: History, event: Event) -> History:
 
 def _commit(history: History, event: Event) -> History:
     step = event["step"]
-    gains = replace(history.gains, step=max(step, history.gains.step), committed=step)
+    before = history.gains
+    gains = replace(before, step=max(step, before.step), committed=max(step, before.committed))
     hangs = 0 if step > history.hang_step else history.hangs
     history = replace(history, gains=gains, hangs=hangs, step=max(step, history.step or 0))
     attempt = history.attempt

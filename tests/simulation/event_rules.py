@@ -307,7 +307,7 @@ class EventRules:
     def _commit(self, event: dict[str, Any]) -> str | None:
         step, tier = event["step"], event["tier"]
         self._newest = max(self._newest, step)
-        self._newest_since = step
+        self._newest_since = max(self._newest_since, step)
         if event["attempt"] != self._number:
             return f"a commit of attempt {event['attempt']}, which does not run"
         if step <= self._committed.get(tier, -1):

@@ -195,6 +195,14 @@ def test_what_is_committed_again_counts_only_beyond_the_step_from_which_attempts
     assert job.attempt("process_exit", committed=20).outcome == "no_progress"
 
 
+def test_a_lower_tier_that_commits_an_older_step_later_takes_nothing_from_what_is_committed_again() -> None:
+    job = Job(max_without_progress=2)
+    job.attempt("node_lost", committed=30)
+    job.event("restore", step=20, attempt=1)
+    assert job.attempt("process_exit", committed=25, committed_late=15).action == "restart"
+    assert job.attempt("process_exit").action == "restart", "the first counts as a quarter"
+
+
 def test_progress_starts_the_count_of_lost_nodes_anew() -> None:
     job = Job(max_without_progress=1)
     for step in (1, 2):
