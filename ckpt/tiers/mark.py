@@ -1,4 +1,8 @@
-"""The mark, a file in a namespace's folder that names its namespace and user. It protects steps from other runs."""
+"""The mark, a file in a namespace's folder that names its namespace and user. It protects steps from other runs.
+
+A damaged mark says nothing. Steps are read without it, because each manifest names its namespace, and a tier that is
+prepared for saves gets a new one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import json
 import os
 import time
 from dataclasses import dataclass
+
+import xxhash
 
 from ckpt.errors import NamespaceError
 from ckpt.format.atomic_files import dump_json
@@ -25,20 +31,25 @@ class Mark:
     created_s: float
 
 
+class DamagedMark(NamespaceError):
+    """A mark is not as it was written."""
+
+
 def new_mark(namespace: str, *, node: str | None = None) -> bytes:
     """Make the mark of a new folder, for the current user."""
     optional = {} if node is None else {"node": node}
-    return dump_json({"format": FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()})
+    content = {"format": FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()}
+    return dump_json(content | {"checksum": _checksum(content)})
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
-    """Read a mark. Raises NamespaceError if the data are not a mark."""
+    """Read a mark. Raises DamagedMark if the data are not a mark."""
     try:
         value = json.loads(data[:MAX_BYTES])
-    except (ValueError, RecursionError) as error:
-        raise NamespaceError(f"{where}: cannot be read ({error}); restore or remove it") from None
-    if not isinstance(value, dict):
-        raise NamespaceError(f"{where}: is no JSON object; restore or remove it")
+        if value.pop("checksum") != _checksum(value):
+            raise ValueError("its checksum differs")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedMark(f"{where}: is damaged ({error}); the next save to this place writes it anew") from None
     created, node = value.get("created"), value.get("node")
     return Mark(
         namespace=value.get("namespace"),
@@ -56,3 +67,7 @@ def check_mark(mark: Mark, where: str, namespace: str) -> None:
         )
     if mark.uid != os.getuid():
         raise NamespaceError(f"{where}: belongs to uid {mark.uid!r:.20}, we are uid {os.getuid()}; choose another path")
+
+
+def _checksum(content: dict[str, object]) -> str:
+    return xxhash.xxh3_64_hexdigest(dump_json(content))

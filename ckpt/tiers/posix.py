@@ -23,7 +23,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
-from ckpt.tiers.mark import MARK, MAX_BYTES, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.mark import MARK, MAX_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
@@ -63,7 +63,7 @@ class SharedTier(Tier):
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(self.folder)
-        if not (self.folder / MARK).exists():
+        if not (self.folder / MARK).exists() or _own_mark(self.folder, self.namespace) is None:
             durable_write(self.folder / MARK, new_mark(self.namespace, node=self.node))
         return read_mark(self.folder).created_s
 
@@ -72,7 +72,7 @@ class SharedTier(Tier):
         if self.folder.is_dir():
             _check_owner(self.folder)
         if (self.folder / MARK).exists():
-            check_mark(read_mark(self.folder), str(self.folder), self.namespace)
+            _own_mark(self.folder, self.namespace)
 
     def begin(self, save: SaveId) -> None:
         """Make the step's directory; on Lustre, with the layout for its files."""
@@ -211,7 +211,7 @@ def check_shared(path: Path | str, namespace: str) -> None:
         _check_owner(folder)
         names = os.listdir(folder)  # list before the check for the mark, because another agent may be making both
     if (folder / MARK).exists():
-        check_mark(read_mark(folder), str(folder), namespace)
+        _own_mark(folder, namespace)
     elif any(not name.startswith(".") for name in names):
         raise NamespaceError(f"{folder}: holds other files and no {MARK}; choose another path or namespace")
     nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -228,8 +228,19 @@ def _check_owner(folder: Path) -> None:
         raise NamespaceError(f"{folder}: belongs to uid {owner}, we are uid {user}; choose another path")
 
 
+def _own_mark(folder: Path, namespace: str) -> Mark | None:
+    """The mark of this user's folder; None if it is damaged. Raises NamespaceError if it is of another namespace."""
+    try:
+        mark = read_mark(folder)
+    except DamagedMark as error:
+        log.warning("%s", error)
+        return None
+    check_mark(mark, str(folder), namespace)
+    return mark
+
+
 def read_mark(folder: Path) -> Mark:
-    """Read the mark of a namespace's folder. Raises NamespaceError if it cannot be read."""
+    """Read the mark of a namespace's folder. Raises NamespaceError if it cannot be read, DamagedMark if damaged."""
     try:
         data = read_regular(folder / MARK, MAX_BYTES)
     except (CorruptError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 
@@ -10,7 +11,7 @@ from ckpt.format.manifest import NAME, ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import directory_name
-from ckpt.tiers.mark import MARK, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.mark import MARK, DamagedMark, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options, connections
@@ -42,13 +43,17 @@ class S3Tier(Tier):
     def prepare(self) -> float:
         """Put the mark, or check the existing one. Asks the bucket once per process."""
         if self._created_s is None:
-            mark = self._mark()
-            if mark is None and self._bucket.anything(f"{self._prefix}/"):
-                mark = self._mark()  # another process may just have put it
-                if mark is None:
-                    raise NamespaceError(
-                        f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
-                    )
+            try:
+                mark = self._mark()
+                if mark is None and self._bucket.anything(f"{self._prefix}/"):
+                    mark = self._mark()  # another process may just have put it
+                    if mark is None:
+                        raise NamespaceError(
+                            f"{self.url}: holds other objects and no {MARK}; choose another prefix or namespace"
+                        )
+            except DamagedMark as error:
+                log.warning("%s", error)
+                mark = None
             if mark is None:
                 data = new_mark(self.namespace)
                 self._bucket.put(self._key(MARK), data)
@@ -58,7 +63,8 @@ class S3Tier(Tier):
 
     def check(self) -> None:
         """Check the mark. The bucket's own permissions say who may read and write."""
-        self._mark()
+        with contextlib.suppress(DamagedMark):  # it says nothing
+            self._mark()
 
     def read(self, save: SaveId, place: ShardPlace, start: int, into: memoryview) -> None:
         """Read ranges of a few MiB in parallel."""

@@ -225,6 +225,20 @@ def test_a_claim_that_cannot_be_read_bars_nobody_from_training(tmp_path: Path) -
     run(test)
 
 
+def test_a_runs_own_claim_that_was_damaged_is_made_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        tier = SharedTier(tmp_path / "shared", "test")
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared")) as world:
+            await world.plan()
+            await until((tier.folder / "owner.json").exists)
+            (tier.folder / "owner.json").write_text("[")
+            await until(lambda: (tier.folder / "owner.json").read_text() != "[")
+            assert (claim := tier.read_claim()) is not None and claim.run_id == "run-1"
+            assert not world.monitors[0].seen("problem")
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     "change", [{"attempt": "1"}, {"beat": True}, {"run_id": None}, {"since_s": float("nan")}, {"since_s": 1e300}]
 )

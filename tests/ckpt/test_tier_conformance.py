@@ -17,6 +17,7 @@ from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.manifest import NAME
 from ckpt.tiers import reads
 from ckpt.tiers.claim import Claim
+from ckpt.tiers.mark import new_mark, parse_mark
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
 from ckpt.tiers.s3_client import S3Options
 
@@ -222,9 +223,25 @@ def test_a_place_has_one_namespace_and_says_since_when(place: Stored) -> None:
     place.commit(save_id(1))
     assert place.again("ns").prepare() == place.tier.prepare() > 0
     assert place.again("other").steps() == []
-    place.put("ns/holdfast.json", place.get("ns/holdfast.json").replace(b'"ns"', b'"zz"'))
-    with pytest.raises(NamespaceError, match="belongs to namespace 'zz'"):
+    place.put("ns/holdfast.json", new_mark("zz"))
+    for refused in (place.again("ns").prepare, place.again("ns").check):
+        with pytest.raises(NamespaceError, match="belongs to namespace 'zz'"):
+            refused()
+
+
+def test_a_damaged_mark_keeps_nobody_from_the_steps_and_is_written_anew(place: Stored) -> None:
+    """A mark whose damage names another namespace or user is no exception."""
+    place.commit(save_id(1))
+    whole = place.get("ns/holdfast.json")
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(len(whole))]
+    others = [whole.replace(b'"ns"', b'"nt"'), whole.replace(b'"uid":', b'"uid":1')]
+    for damaged in (*flipped[:: len(flipped) // 8], *others, b"", b"[]", b"null", whole[:20]):
+        place.put("ns/holdfast.json", damaged)
+        place.again("ns").check()
+        assert place.again("ns").steps() == [save_id(1)], damaged
+        assert place.get("ns/holdfast.json") == damaged, "a reader writes nothing"
         place.again("ns").prepare()
+        assert parse_mark(place.get("ns/holdfast.json"), "").namespace == "ns", damaged
 
 
 def test_a_place_with_other_things_in_it_is_refused(place: Stored) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ckpt.agent.context import Context
 from ckpt.agent.flush.run_liveness import has_ended, identity_of, process_has_ended
 from ckpt.agent.storage_calls import in_thread, in_time
-from ckpt.errors import AgentError, CheckpointError, ConfigError, NamespaceError
+from ckpt.errors import AgentError, CheckpointError, ConfigError, CorruptError, NamespaceError
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.s3_client import AccessError
 from ckpt.tiers.tier import Tier
@@ -136,7 +136,7 @@ class Lease:
         try:
             if name not in self._held:
                 await in_time(self._deadlines.answer_s, tier.prepare)
-            found = await in_time(self._deadlines.answer_s, tier.read_claim)
+            found = await self._found(name, tier)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
                 self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
                 self._listener.problem(f"nothing goes to the {name} tier any more", self._lost[name])
@@ -147,6 +147,16 @@ class Lease:
             self._refused.pop(name, None)
         except (CheckpointError, OSError) as error:
             self._unanswered(name, error)
+
+    async def _found(self, name: str, tier: Tier) -> Claim | None:
+        """The claim in a tier; None if there is none, or if this run's own claim was damaged."""
+        try:
+            return await in_time(self._deadlines.answer_s, tier.read_claim)
+        except CorruptError as error:
+            if name not in self._held:
+                raise
+            log.warning("%s tier: claimed again: %s", name, error)
+            return None
 
     def _unanswered(self, name: str, error: Exception) -> None:
         if name not in self._silent:
