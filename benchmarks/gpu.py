@@ -1,8 +1,8 @@
 """The cost of saves for training on one GPU: the milliseconds that save() blocks, and the step time with and without.
 
-    PYTHONPATH=. python benchmarks/gpu.py [--gib 12] [--steps 60] [--every 10]
+    PYTHONPATH=. python benchmarks/gpu.py [--gib 12] [--width 4096] [--steps 60] [--every 10]
 
-Trains a model of 64 MiB layers with AdamW. Weights and optimizer state together are `--gib` large. They are saved to
+Trains a model of linear layers with AdamW. Weights and optimizer state together are `--gib` large. They are saved to
 memory every `--every` steps, in one run by Checkpointer.save, in another by torch's dcp.async_save with a pinned
 stager. Prints JSON: {name: {value, unit, peer, ratio}}. Needs a GPU, and host memory of three times the state's size,
 two thirds of it in /dev/shm.
@@ -19,7 +19,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from ckpt_bench.figures import Figure, as_json
 from ckpt_bench.node import BenchNode
+from ckpt_bench.saving import kept_stager
 
-WIDTH = 4096
-LAYER_BYTES = WIDTH * WIDTH * 4
 COPIES = 3  # the weights and AdamW's two moments
 WARM_UP = 5
 TARGET_STEP_S = 0.25  # the batch is as large as a step of this time needs
@@ -42,12 +40,13 @@ Save = Callable[[int], None]
 class Training:
     """A model, its optimizer, and steps on random data."""
 
-    def __init__(self, gib: float) -> None:
-        layers = max(1, round(gib * (1 << 30) / LAYER_BYTES / COPIES))
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).cuda()
+    def __init__(self, gib: float, width: int) -> None:
+        layer_bytes = width * width * 4
+        layers = max(1, round(gib * (1 << 30) / layer_bytes / COPIES))
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers))).cuda()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
-        self.nbytes = layers * LAYER_BYTES * COPIES
-        self._data = torch.randn(256, WIDTH, device="cuda")
+        self.nbytes = layers * layer_bytes * COPIES
+        self._data = torch.randn(256, width, device="cuda")
         for _ in range(WARM_UP):
             self.step()
         torch.cuda.synchronize()
@@ -55,7 +54,11 @@ class Training:
         self.step()
         torch.cuda.synchronize()
         times = math.ceil(TARGET_STEP_S / (time.perf_counter() - started))
-        self._data = torch.randn(256 * min(times, 64), WIDTH, device="cuda")
+        self._data = torch.randn(256 * min(times, 64), width, device="cuda")
+
+    @property
+    def tensors(self) -> int:
+        return COPIES * len(list(self.model.parameters()))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -123,6 +126,7 @@ class Dcp:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=12.0, help="size of weights and optimizer state")
+    parser.add_argument("--width", type=int, default=4096, help="a layer has width x width weights: 64 MiB by default")
     parser.add_argument("--steps", type=int, default=60, help="number of steps of each run")
     parser.add_argument("--every", type=int, default=10, help="steps between saves")
     args = parser.parse_args()
@@ -130,10 +134,11 @@ def main() -> int:
         print("benchmarks/gpu.py: torch sees no GPU; run it on a machine with one", file=sys.stderr)
         return 1
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one process
-    training = Training(args.gib)
+    training = Training(args.gib, args.width)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir="/dev/shm") as memory:
         figures = measure(training, Path(memory), args.steps, args.every)
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "bytes": training.nbytes, **as_json(figures)}, indent=1))
+    measured = {"gpu": torch.cuda.get_device_name(), "bytes": training.nbytes, "tensors": training.tensors}
+    print(json.dumps(measured | as_json(figures), indent=1))
     return 0
 
 
@@ -153,7 +158,7 @@ def measure(training: Training, memory: Path, steps: int, every: int) -> list[Fi
     options = StagingOptions(
         use_pinned_memory=True, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=True
     )
-    with closing(DefaultStager(options)) as stager:
+    with kept_stager(options) as stager:
         theirs = Dcp(training, memory / "dcp", stager)
         theirs_s, their_blocked = training.run(steps, every, theirs.save)
         theirs.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,23 @@ def _own_stager() -> Any:
     if not hasattr(staging, "DefaultStager"):
         return nullcontext()
     gpu = torch.cuda.is_available()
-    return closing(
-        staging.DefaultStager(
-            staging.StagingOptions(
-                use_pinned_memory=gpu, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=gpu
-            )
+    return kept_stager(
+        staging.StagingOptions(
+            use_pinned_memory=gpu, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=gpu
         )
     )
+
+
+@contextmanager
+def kept_stager(options: Any) -> Iterator[Any]:
+    """torch's own stager, for any number of saves. In torch 2.11 and 2.12 it closes a part of itself after each."""
+    with closing(staging.DefaultStager(options)) as stager:
+        part = stager._state_dict_stager
+        close, part.close = part.close, lambda: None
+        try:
+            yield stager
+        finally:
+            part.close = close
 
 
 def _torch_ways(state: dict[str, torch.Tensor], memory: Path, stager: Any) -> Iterator[tuple[str, float]]:

@@ -22,7 +22,7 @@ from ckpt import Checkpointer
 from ckpt.format.boxes import Box
 from ckpt.worker.placement import PlacedBox, parts_of
 from ckpt.worker.save.async_copy import Background
-from ckpt.worker.save.cuda import checksum
+from ckpt.worker.save.gpu_checksums import checksum
 from ckpt.worker.save.staging import Stager
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt.worker.lazy_torch import in_use, torch
-
-_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by number of bytes
+from ckpt.worker.save.gpu_checksums import GpuChecksums
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +24,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._checksums: dict[torch.device, GpuChecksums] = {}
         self._used: set[torch.device] = set()
         self._changed: list[tuple[list[int], torch.Tensor]] = []  # numbers of tensors, and flags in pinned memory
 
@@ -54,6 +54,7 @@ class Cuda:
         for device in self._used:
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device, priority=-1)  # checksums precede training's kernels
+                self._checksums[device] = GpuChecksums(device)
             self._streams[device].wait_stream(torch.cuda.current_stream(device))
 
     def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -62,34 +63,37 @@ class Cuda:
         Args:
             views: targets in mapped memory, which must stay mapped until the mark is reached.
         """
-        for view, tensor in zip(views, tensors, strict=True):
-            with torch.cuda.stream(torch.cuda.current_stream(tensor.device)):
-                view.copy_(tensor, non_blocking=True)
+        for device, numbers in self._by_device(tensors):
+            with torch.cuda.stream(torch.cuda.current_stream(device)):
+                _copy(views, tensors, numbers)
 
     def copy_beside(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Enqueues copies that run concurrently with the compute stream. Arguments and errors as in `copy`.
 
-        Each tensor's checksum is computed twice: in the compute stream, before any later work, and right after the
-        copy. They differ if later work has changed the tensor before its copy was complete.
+        Each tensor's checksum is computed twice: in the compute stream, before any later work, and after the copies.
+        They differ if later work has changed the tensor before all copies were complete.
         """
-        for device in self._used:
-            numbers = [number for number, tensor in enumerate(tensors) if tensor.device == device]
-            if not numbers:
-                continue
+        for device, numbers in self._by_device(tensors):
             stream, compute = self._streams[device], torch.cuda.current_stream(device)
+            copied, checksums = [tensors[number] for number in numbers], self._checksums[device]
             with torch.cuda.stream(compute):
-                before = torch.stack([checksum(tensors[number]) for number in numbers])
+                before = checksums.of(copied)
             with torch.cuda.stream(stream):
-                sums = []
-                for number in numbers:
-                    views[number].copy_(tensors[number], non_blocking=True)
-                    sums.append(checksum(tensors[number]))
-                    tensors[number].record_stream(stream)  # its memory is not reused before the copy is complete
+                _copy(views, tensors, numbers)
                 stream.wait_stream(compute)
-                before.record_stream(stream)
+                after = checksums.of(copied)
+                for tensor in (*copied, before):
+                    tensor.record_stream(stream)  # its memory is not reused before this point of the stream
                 changed = torch.empty(len(numbers), dtype=torch.bool, pin_memory=True)
-                changed.copy_(before != torch.stack(sums), non_blocking=True)
+                changed.copy_(before != after, non_blocking=True)
             self._changed.append((numbers, changed))
+
+    def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.device, list[int]]]:
+        """The devices in use, each with the numbers of its tensors, of which there are some."""
+        found: dict[torch.device, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            found.setdefault(tensor.device, []).append(number)
+        return list(found.items())
 
     def mark(self) -> CopyMark:
         """The point after all copies since `begin`. Raises RuntimeError."""
@@ -130,15 +134,6 @@ class CopyMark:
         ]
 
 
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's memory as integers: one number, on the tensor's device.
-
-    The integers are as wide as possible, and the sum wraps. A sum of another width would need a converted copy.
-    """
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    nbytes = tensor.itemsize
-    if tensor.numel() and tensor.is_contiguous() and (tensor.nbytes | tensor.storage_offset() * nbytes) % 8 == 0:
-        tensor, nbytes = tensor.view(-1), 8
-    integer = getattr(torch, _INTEGERS[nbytes])
-    return tensor.view(integer).sum(dtype=integer).long()
+def _copy(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+    """Enqueues the copies of some tensors in the current stream."""
+    torch._foreach_copy_([views[i] for i in numbers], [tensors[i] for i in numbers], non_blocking=True)
