@@ -1,13 +1,17 @@
-"""The GPUs that a job asks for: converts between `gpus_per_node` of the job file and Slurm's options."""
+"""The GPUs that a job asks for, in Slurm's options and on the local cluster."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 MAX_PER_NODE = 64  # a node's board, to which workers write their steps, has rows for 64 workers
 EXPECTED = f"a whole number, from 0 to {MAX_PER_NODE}, or a type and a number such as a100:8"
 
+_DEVICES = Path("/dev")
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>[0-9]{1,9})")
 _GRES_GPUS = re.compile(r"gpu(?::(?![0-9]+$)(?P<type>[^:]+))?(?::(?P<count>[0-9]{1,9}))?")
 
@@ -62,3 +66,18 @@ def each_of(total: Any, nodes: int) -> str | None:
     """`gpus_per_node` for a value of --gpus, which is for all nodes together (16, a100:16); None if not divisible."""
     kind, colon, count = str(total).rpartition(":")
     return f"{kind}{colon}{int(count) // nodes}" if count.isdecimal() and int(count) % nodes == 0 else None
+
+
+def visible() -> list[str]:
+    """This machine's NVIDIA GPUs, as CUDA_VISIBLE_DEVICES names them: those that the variable names, else all."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        found = [name.strip() for name in named.split(",")]
+        return [name for name in found if name and not name.startswith("-")]  # -1 hides all GPUs
+    return [str(number) for number in range(len(list(_DEVICES.glob("nvidia[0-9]*"))))]
+
+
+def share(machine_gpus: Sequence[str], gpus_per_node: int | str, node_rank: int) -> Sequence[str]:
+    """The GPUs of one of the local cluster's nodes. A node that replaces a lost one gets the lost one's."""
+    each = count(gpus_per_node)
+    return machine_gpus[node_rank * each : (node_rank + 1) * each]

@@ -34,6 +34,7 @@ def run(
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
+    from launcher import gpus
     from launcher.executor import Executor
     from launcher.progress import follow
     from launcher.registry import KnownJob
@@ -41,6 +42,8 @@ def run(
 
     arguments = context.meta[SCRIPT_ARGUMENTS]
     spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
+    if (here := len(gpus.visible())) and not gpus.count(spec.gpus_per_node):
+        typer.echo(f"{here} GPUs here, none for the job: it trains on the CPU (see --gpus-per-node)", err=True)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = KnownJob(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.process.launch import PID_FILE
+from launcher import gpus
 from launcher.connections.channel import Message
 from launcher.env.fabric import fabric_environment
 from launcher.jobfile import JobSpec
@@ -86,6 +87,9 @@ class NodeAttempt:
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
         env = worker_environment(spec, self._config, attempt, nodes)
+        if self._config.machine_gpus is not None:
+            share = gpus.share(self._config.machine_gpus, spec.gpus_per_node, message["node_rank"])
+            env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(share))
         pattern = nccl_log_pattern(log_dir, self._config.node)
         fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")

@@ -11,6 +11,7 @@ from launcher.errors import UsageError
 from launcher.runner.memory import memory_of
 
 ALLOCATION = "HOLDFAST_ALLOCATION"  # the booster's own allocation; only set in boosters
+MACHINE_GPUS = "HOLDFAST_MACHINE_GPUS"  # the GPUs that all nodes of the local cluster share; only set there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class RunnerConfig:
         restart_count: number of the job's requeues when this runner was started.
         allocation: the Slurm job that the node belongs to; "local" on the local cluster.
         is_booster: whether that is a booster's allocation.
+        machine_gpus: the GPUs of this machine, which the nodes of the local cluster share; None on Slurm, which gives
+            each node its own, and where there are none.
     """
 
     run_id: str
@@ -39,6 +42,7 @@ class RunnerConfig:
     restart_count: int = 0
     allocation: str = "local"
     is_booster: bool = False
+    machine_gpus: tuple[str, ...] | None = None
     switches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -67,5 +71,6 @@ class RunnerConfig:
             restart_count=int(env["HOLDFAST_RESTART_COUNT"]),
             allocation=booster or env.get("SLURM_JOB_ID") or "local",
             is_booster=booster is not None,
+            machine_gpus=tuple(env[MACHINE_GPUS].split(",")) if MACHINE_GPUS in env else None,
             switches=failure_domains.from_environment(env),
         )

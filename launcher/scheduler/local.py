@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
-from launcher import run_liveness
+from launcher import gpus, run_liveness
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.processes import end_all, pids_with_environment
 from launcher.run_id import local_run_id
-from launcher.runner.config import ALLOCATION
+from launcher.runner.config import ALLOCATION, MACHINE_GPUS
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.scheduler.child_process import ChildProcess
 from launcher.scheduler.cluster import AgentsHandle
@@ -32,7 +32,7 @@ class LocalCluster:
     """A job's nodes on this machine: node0, node1, ... Implements Cluster.
 
     Raises:
-        UsageError: the job has checkpoints, and there is no mpirun to start the agents.
+        UsageError: this machine cannot run the job. See require_machine.
     """
 
     name = allocation = "local"
@@ -43,7 +43,7 @@ class LocalCluster:
     topology = Topology()
 
     def __init__(self, spec: JobSpec, job_dir: Path) -> None:
-        require_mpirun(spec)
+        require_machine(spec)
         self.run_id = local_run_id(job_dir)
         self.nodes = tuple(f"node{index}" for index in range(spec.most_nodes))
         self._job_dir = job_dir
@@ -150,6 +150,8 @@ class LocalCluster:
 
     async def _start_runner(self, node: str, environment: Mapping[str, str]) -> ChildProcess:
         own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
+        if visible := gpus.visible():
+            own[MACHINE_GPUS] = ",".join(visible)
         log_path = self._job_dir / "log" / f"runner-{node}.log"
         argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
         return await ChildProcess.start(argv, {**environment, **own}, log_path)
@@ -182,8 +184,24 @@ def kill_node(job_dir: Path, node: str) -> list[int]:
     return pids
 
 
+def require_machine(spec: JobSpec) -> None:
+    """Check, before anything starts, that a job can run on this machine.
+
+    Raises:
+        UsageError: there is no mpirun for a job with checkpoints; or there are GPUs, but fewer than the nodes of the
+            job's largest size need. A machine without GPUs runs the job on its CPU.
+    """
+    require_mpirun(spec)
+    largest, here = spec.sizes[0], len(gpus.visible())
+    if here and (needed := largest * gpus.count(spec.gpus_per_node)) > here:
+        raise UsageError(
+            f"gpus_per_node: got {spec.gpus_per_node}: {largest} nodes on this machine need {needed} GPUs, and it has "
+            f"{here}; run it on fewer nodes (-N), or on the CPU (--gpus-per-node 0)"
+        )
+
+
 def require_mpirun(spec: JobSpec) -> None:
-    """Check, before anything starts, that a job's checkpoint agents can be started on this machine.
+    """Check that a job's checkpoint agents can be started on this machine.
 
     Raises:
         UsageError: there is no mpirun.

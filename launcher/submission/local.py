@@ -18,7 +18,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from ckpt.agent.process.launch import PYTHON
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
-from launcher.scheduler.local import require_mpirun
+from launcher.scheduler.local import require_machine
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from launcher.supervisor_process import Process
@@ -72,7 +72,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         Raises:
             UsageError: the job cannot run on this machine.
         """
-        require_mpirun(spec)
+        require_machine(spec)
 
     def request(self) -> str:
         """The options for a scheduler: "", because there is none."""

@@ -12,6 +12,7 @@ from s3_kit import KEY, SECRET, s3_server
 from launcher import Executor
 from launcher.cli import main
 from launcher.history.recovery import recoveries
+from launcher.jobfile import JobSpec
 from launcher.registry import find_job
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job
@@ -52,6 +53,33 @@ def test_a_job_that_was_cancelled_is_followed_by_the_next_at_once(tmp_path: Path
     log = second.paths.folder / "log/attempt-0/agents.log"  # by way of mpirun, which may be late with it
     watch.until(lambda: "has ended: taken over" in log.read_text(), 30, "the agents' word that the first has ended")
     cancel_job(find_job(str(second.paths.folder)))
+
+
+GPU_SCRIPT = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["HOLDFAST_JOB_DIR"])
+attempt, rank = os.environ["HOLDFAST_ATTEMPT"], os.environ["RANK"]
+(folder / f"sees-{attempt}-{rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+while attempt == "0":  # until a node is lost
+    time.sleep(0.01)
+"""
+
+
+def test_a_node_that_replaces_a_lost_one_gets_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5,7")
+    (tmp_path / "script.py").write_text(GPU_SCRIPT)
+    job = {"name": "gpus", "script": "script.py", "nodes": 2, "spares": 1, "gpus_per_node": 2, "workers_per_node": 1}
+    submitted = Executor(folder=tmp_path / "%j", cluster="local").submit(JobSpec.from_mapping(job, tmp_path))
+    watch = Watch(submitted.paths.folder)
+
+    def seen(attempt: int) -> list[str] | None:
+        files = [watch.job_dir / f"sees-{attempt}-{rank}" for rank in range(2)]
+        return [file.read_text() for file in files] if all(file.exists() for file in files) else None
+
+    watch.until(lambda: seen(0), 90, "both workers")
+    kill_node(watch.job_dir, watch.wait_for("attempt_start", 1, attempt=0)["nodes"][0])
+    assert submitted.result()["name"] == "done", watch.story()
+    assert seen(0) == seen(1) == ["2,3", "5,7"]
 
 
 def test_a_run_that_cannot_be_noted_is_followed_all_the_same(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from launcher import gpus
+from launcher.errors import UsageError
+from launcher.jobfile import JobSpec
+from launcher.scheduler.local import require_machine
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,56 @@ def test_gpus_of_all_nodes_together_are_divided_where_they_can_be(
     total: int | str, nodes: int, each: str | None
 ) -> None:
     assert gpus.each_of(total, nodes) == each
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices", "visible"),
+    [
+        (None, ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"], ["0", "1", "2"]),
+        (None, [], []),
+        ("3,5", ["nvidia0"], ["3", "5"]),
+        (" GPU-8a, GPU-9b ,", [], ["GPU-8a", "GPU-9b"]),
+        ("", ["nvidia0"], []),
+        ("-1", ["nvidia0"], []),
+    ],
+)
+def test_this_machines_gpus_are_those_that_torch_would_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, devices: list[str], visible: list[str]
+) -> None:
+    for device in devices:
+        (tmp_path / device).touch()
+    monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert gpus.visible() == visible
+
+
+def test_each_node_of_the_local_cluster_gets_its_own_gpus() -> None:
+    machine = ["0", "1", "GPU-2", "GPU-3"]
+    assert [gpus.share(machine, "a100:2", rank) for rank in range(2)] == [["0", "1"], ["GPU-2", "GPU-3"]]
+    assert gpus.share(machine, 0, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "job", "refused"),
+    [
+        ("0,1,2,3", {"nodes": 2, "spares": 1, "gpus_per_node": 2}, False),  # a spare gets a lost node's
+        ("0,1,2,3", {"nodes": 3, "gpus_per_node": 2}, True),
+        ("0,1,2,3", {"nodes": 2, "gpus_per_node": 2, "elastic": {"min_nodes": 1, "max_nodes": 3}}, True),
+        ("0", {"nodes": 3, "gpus_per_node": 0}, False),
+        ("", {"nodes": 4, "gpus_per_node": 8}, False),  # on the CPU, to try a cluster's job file on a laptop
+    ],
+)
+def test_a_job_that_needs_more_gpus_than_this_machine_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, job: dict[str, Any], refused: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "train.py").touch()
+    spec = JobSpec.from_mapping({"name": "a", "script": "train.py", **job}, tmp_path)
+    if not refused:
+        return require_machine(spec)
+    message = "gpus_per_node: got 2: 3 nodes on this machine need 6 GPUs, and it has 4; run it on fewer nodes"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        require_machine(spec)
+    return None
