@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "chrony.txt": ("chronyc", "-c", "tracking"),
 }
 _FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version", "/sys/class/dmi/id/product_name")
-_SECRET = re.compile(r"(GPU-)[0-9a-f-]{36}|(<serial>)[^<]+|(Serial Number\s*: )\S+|(<board_id>)[^<]+")
+_SECRET = re.compile(r"(GPU-)[0-9a-f-]{36}|(<(?:serial|pdi|board_id)>)[^<]+|((?:Serial Number|GPU PDI)\s*: )\S+")
 _LIMIT_S = 120.0
 
 

@@ -17,6 +17,7 @@ A100 = (
     (RECORDED / "nvidia-smi-a100x4.xml").read_text().replace("<persistence_mode>Disabled", "<persistence_mode>Enabled")
 )
 A10G = (RECORDED / "nvidia-smi-a10g.xml").read_text()
+H200 = (RECORDED / "nvidia-smi-h200.xml").read_text()
 NEWEST = (RECORDED / "nvidia-smi-v13.xml").read_text()
 
 
@@ -36,7 +37,7 @@ def node(root: Path, log: str, gpus: int = 1, type_: Expected | None = None) -> 
     return node_of(root, {"nvidia-smi -q -x": log}, expected=type_)
 
 
-@pytest.mark.parametrize("log", [A100, A10G, NEWEST], ids=["A100", "A10G", "driver 595"])
+@pytest.mark.parametrize("log", [A100, A10G, H200, NEWEST], ids=["A100", "A10G", "H200", "driver 595"])
 def test_what_was_recorded_on_healthy_gpus_is_not_critical(tmp_path: Path, log: str) -> None:
     machine = node(tmp_path, log)
     found = {check.name: check.run(machine).status for check in ON_NVIDIA_SMI}
