@@ -39,7 +39,7 @@ from broken_job import EVERY, SCRIPT, BrokenJob
 from catalogue import CATALOGUE, Injection, NotInjected, drawable
 from jobs import JOBS, Kind
 from s3_on_cluster import ClusterS3
-from verdict import OK, WRONG, Cost, Injected, Round, costs
+from verdict import OK, WRONG, Cost, Injected, Round, away_at_cancel, costs
 
 from slurm.hostlist import expand
 from slurm.testbed import TestbedError, TestCluster
@@ -123,7 +123,7 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
         over = job.is_over
         stranded = {note for fault in injected if CATALOGUE[fault.name].strands for note in fault.notes}
         if not args.hooks:
-            stranded |= outside(job)
+            stranded |= outside(job) | away_at_cancel(job.watch.events())
         left = leftovers(job, stranded) if over else []
         wrong = [step for step, digest in all_digests(job).items() if digests[step] != digest]
         done = Round(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from catalogue import CATALOGUE, damage, delete, drawable, flip_bits, truncate
-from verdict import DEGRADED, MEMORY_DAMAGED, OK, WRONG, Injected, Round, costs, lost_steps
+from verdict import DEGRADED, MEMORY_DAMAGED, OK, WRONG, Injected, Round, away_at_cancel, costs, lost_steps
 
 START = {"event": "attempt_start", "time": 1.0, "attempt": 0, "nodes": ["n1", "n2"], "spares": ["n3"]}
 COMMIT = {"event": "commit", "time": 5.0, "attempt": 0, "tier": "memory", "step": 40}
@@ -53,6 +53,13 @@ def test_a_save_that_is_under_way_while_memory_is_damaged_does_not_count() -> No
         return len(lost_steps([START, *commits, AGAIN, restore(30), FIRST, DONE], [damage]))
 
     assert [lost(at_s) for at_s in (2.0, 2.6, 4.9, 6.0)] == [1, 0, 0, 1]
+
+
+def test_memory_may_stay_on_a_node_that_was_out_when_slurm_cancelled_the_job() -> None:
+    out = [{"event": "node_out", "node": "n1"}, {"event": "node_out", "node": "n2"}]
+    back = {"event": "node_ready", "node": "n2"}
+    assert away_at_cancel([*out, back, {"event": "job_end", "outcome": "cancelled"}]) == {"n1"}
+    assert away_at_cancel([*out, {"event": "job_end", "outcome": "done"}]) == away_at_cancel(out) == set()
 
 
 def test_a_fault_costs_the_time_to_the_next_step_and_the_steps_trained_again() -> None:

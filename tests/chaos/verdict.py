@@ -125,6 +125,22 @@ def lost_steps(events: Sequence[Event], injected: Sequence[Injected]) -> list[Lo
     return found
 
 
+def away_at_cancel(events: Sequence[Event]) -> set[str]:
+    """The nodes that were out of a job when Slurm cancelled it. No step can start there any more to free its memory.
+
+    Without hooks it stays until the user's next job on the node.
+    """
+    away: set[str] = set()
+    for event in events:
+        if event["event"] == "node_out":
+            away.add(event["node"])
+        elif event["event"] == "node_ready":
+            away.discard(event["node"])
+        elif event["event"] == "job_end" and event["outcome"] == "cancelled":
+            return away
+    return set()
+
+
 def _is_damaged(commit: Event, injected: Sequence[Injected]) -> bool:
     begun = commit["time"] - (commit.get("seconds") or 0.0)
     return any(f.name == MEMORY_DAMAGED and f.time <= commit["time"] and begun <= f.until for f in injected)
