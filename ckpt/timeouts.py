@@ -52,6 +52,7 @@ class AgentDeadlines:
     protect_s: float = 600.0  # for all nodes to make the redundancy of one save
     flush_s: float = 3600.0  # for all nodes to write one save to the shared tier
     verify_s: float = 600.0  # for a node to read the shards of a restore
+    load_s: float = 2.0  # for a node's workers to load, before the redundancy of the restored step is completed
     restore_s: float = 1800.0  # for all nodes to carry out a restore plan, with rebuilds
     world_s: float = 120.0  # for all agents of the attempt to connect
     beat_s: float = 10.0  # between renewals of the lease on the tiers

@@ -77,6 +77,7 @@ class Agent:
             listener=self._listener,
             tiers=tiers, node_disk=node_disk, exchange=Exchange(self._peers, memory_store, node_disk),
         )  # fmt: skip
+        self._workers_loaded = context.workers_loaded
         self._saves = SaveNode(context)
         self._restore = RestoreNode(context, self._saves)
         self._loading = Loading(context, self._restore.plan, self._saves.pinned)
@@ -85,6 +86,7 @@ class Agent:
         self._stop = Stop(context, self._board)
         self._rejoin = RejoinNode(context, self._saves, self._stop)
         if place.generation:
+            self._workers_loaded.set()
             self._restore.refuse(
                 "the agents were lost and replaced before this worker had loaded; the next start loads"
             )
@@ -119,15 +121,14 @@ class Agent:
             log.warning("redundancy %s: a lost switch takes %d of %s, more than it survives", scheme.name, taken, names)
 
     async def run(
-        self, *, until_unused: bool = False, forked: bool = False, when_planned: Callable[[], None] = lambda: None
+        self, *, until_unused: bool = False, forked: bool = False, when_loaded: Callable[[], None] = lambda: None
     ) -> None:
         """Serves until a shutdown request, or until the process that started the agent has ended.
 
         Args:
             until_unused: whether all agents also end together once no process is connected to any of them.
             forked: whether the agent was forked from a template; then it does not watch its parent.
-            when_planned: called once there is a restore plan. Before that no worker trains, because all wait for the
-                agents.
+            when_loaded: called once this node's workers have loaded, or save. Before that they wait for the agent.
         """
         for stale in self._place.ram_dir.glob("agent-*.sock"):
             stale.unlink()  # left by killed agents
@@ -139,7 +140,7 @@ class Agent:
         tasks = Tasks()
         for work in (self._follow_peers(), self._follow_memory(), *map(self._guard, self._leads)):
             tasks.start(work)
-        self._restore.plan.add_done_callback(lambda plan: when_planned())
+        tasks.start(self._call_when_loaded(when_loaded))
         if not forked:
             tasks.start(self._follow_parent())
         if until_unused:
@@ -241,6 +242,10 @@ class Agent:
                 await self._workers_gone(message.get("workers_s", 0.0))
                 self._ended.set()
 
+    async def _call_when_loaded(self, function: Callable[[], None]) -> None:
+        await self._workers_loaded.wait()
+        function()
+
     async def _workers_gone(self, timeout_s: float) -> None:
         """Waits until no worker is connected, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -267,6 +272,7 @@ class Agent:
             case "loaded":
                 self._loading.loaded(client.local_rank)
             case "staged":
+                self._workers_loaded.set()
                 self._saves.staged(client, message)
             case "drop_shard":
                 self._saves.drop_shard(message["step"], f"rank {message['rank']}: {message['reason']}")
@@ -302,7 +308,7 @@ def run_agent(
 
     async def main() -> None:
         agent = Agent(place, config, transport, deadlines, memory)
-        await agent.run(until_unused=until_unused, forked=forked, when_planned=yield_to_training)
+        await agent.run(until_unused=until_unused, forked=forked, when_loaded=yield_to_training)
 
     asyncio.run(main())
     with leave_within(deadlines.leave_s, "the other agents to leave", exit_code=0):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt.agent.restore.plan import Placement
@@ -33,6 +34,7 @@ class Context:
     exchange: Exchange
     peers: Peers
     listener: WorkerSocket
+    workers_loaded: asyncio.Event = field(default_factory=asyncio.Event)  # this node's workers have loaded, or save
 
     def save_id(self, step: int) -> SaveId:
         """The id of this attempt's save of a step."""

@@ -32,7 +32,7 @@ from ckpt.timeouts import AgentDeadlines
 RUN_ID = "run-1"
 NAMESPACE = "test"
 WAIT_S = 60.0  # for what takes well under one on an idle machine; making a client of S3 alone is half a second of CPU
-DEADLINES = AgentDeadlines(answer_s=30, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3)
+DEADLINES = AgentDeadlines(answer_s=30, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3, load_s=0.05)
 
 
 class FakeWorld:

@@ -8,8 +8,9 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from agent_kit import RUN_ID, World, config, content, lose, run, until
+from agent_kit import DEADLINES, RUN_ID, World, config, content, lose, run, until
 
+from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import SaveId, read_record, write_record
@@ -82,6 +83,33 @@ def test_after_a_rebuild_a_second_loss_is_survived_too(tmp_path):
                 assert await world.contents(3) == expected(3, 10)
                 # A new node's own shard is there with the plan; its copy for the node before it follows.
                 await until(lambda w=world: all(len(records(place.ram_dir)) == 2 for place in w.places))
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_redundancy_is_checked_after_the_load_where_nothing_was_lost_and_made_at_once_elsewhere(
+    tmp_path, monkeypatch, is_lost
+):
+    loaded_before, make = [], ProtectNode.make
+
+    def noted(self, *arguments):
+        loaded_before.append(self._context.workers_loaded.is_set())
+        return make(self, *arguments)
+
+    async def test():
+        async with World(tmp_path, ["a", "b"], 0, config()) as world:
+            await world.save(10, 0)
+        monkeypatch.setattr(ProtectNode, "make", noted)
+        if is_lost:
+            lose(tmp_path, "b")
+        async with World(tmp_path, ["a", "b"], 1, config(), deadlines=replace(DEADLINES, load_s=600)) as world:
+            assert (await world.plan())["step"] == 10
+            if not is_lost:
+                for worker in world.workers:
+                    worker.send(op="loaded")
+            await until(lambda: len(loaded_before) == 2)
+            assert loaded_before == [not is_lost] * 2
 
     run(test)
 

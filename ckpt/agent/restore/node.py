@@ -183,6 +183,9 @@ class RestoreNode(Part):
             The bytes that are pinned for a flush, and the ranks whose shards were taken over.
         """
         self._saves.newest = plan.save
+        self._saves.nothing_was_lost = same_world and plan.is_in_place(self._context.home)
+        if plan.save is None:
+            self._context.workers_loaded.set()
         if plan.save and same_world:
             await self._rebuild_all(plan.save, plan.holders)
         taken = await self._handover.run(plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,11 @@ class Plan:
         away = {*self.nvme, *self.leaving}
         nodes = {rank: nodes[0] for rank, nodes in self.holders.items() if nodes and rank not in away}
         return Placement(world_size=self.world_size, nodes=nodes)
+
+    def is_in_place(self, home: Callable[[int], int]) -> bool:
+        """Whether all shards are in memory, each on its rank's own node (`home` of the rank), without a rebuild."""
+        in_memory = self.tier == "memory" and not self.rebuilt
+        return in_memory and all(home(rank) in nodes for rank, nodes in self.holders.items())
 
     def taken_over(self, taken: Mapping[int, int]) -> Plan:
         """The plan after training nodes have taken over shards from holders.

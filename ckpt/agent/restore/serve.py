@@ -129,6 +129,7 @@ class Loading(Part):
         """A worker has finished its load. Once all have, the fetched blocks are removed."""
         self._loaded.add(local_rank)
         if len(self._loaded) == self._place.ranks_per_node:
+            self._context.workers_loaded.set()
             self._loaded.clear()  # a script may load again
             self.forget_all()
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import forget_notes
+from ckpt.timeouts import within
 
 _REMEMBER = 64  # number of dropped steps to remember
 
@@ -62,6 +64,7 @@ class SaveNode(Part):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.newest: SaveId | None = None  # committed or restored; kept until the next commit
+        self.nothing_was_lost = False  # every shard of the restored save was on its rank's node
         self.pinned: dict[int, Pin] = {}  # by step
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
@@ -239,6 +242,9 @@ class SaveNode(Part):
         self, source: int, placement: list[Any] | None, alone: list[int] | None
     ) -> dict[str, Any]:
         moved = Placement.from_json(placement) if placement else None
+        if self.nothing_was_lost:  # then its redundancy is here too, and a check would slow down the workers' load
+            with suppress(asyncio.TimeoutError):
+                await within(self._deadlines.load_s, self._context.workers_loaded.wait())
         return {"made": await self.protect.make(self.newest, None, moved, alone) if self.newest else 0}
 
     async def _on_commit_save(self, source: int, step: int, tiers: list[str], nbytes: int, seconds: float) -> None:
