@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -42,9 +43,10 @@ class TierReads:
         if number < 0:  # it has gone meanwhile
             return
         self._watched[number] = (folder, mask)
-        for path in folder.iterdir():
-            if path.is_dir():
-                self._watch(path, mask)
+        with contextlib.suppress(FileNotFoundError):  # it has gone now
+            for path in folder.iterdir():
+                if path.is_dir():
+                    self._watch(path, mask)
 
     def _follow(self) -> None:
         while True:
