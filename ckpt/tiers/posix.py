@@ -63,9 +63,11 @@ class SharedTier(Tier):
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(self.folder)
-        if not (self.folder / MARK).exists() or _own_mark(self.folder, self.namespace) is None:
+        mark = _own_mark(self.folder, self.namespace) if (self.folder / MARK).exists() else None
+        if mark is None:
             durable_write(self.folder / MARK, new_mark(self.namespace, node=self.node))
-        return read_mark(self.folder).created_s
+            mark = read_mark(self.folder)
+        return mark.created_s
 
     def check(self) -> None:
         """Check the folder's owner and the mark."""

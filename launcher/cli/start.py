@@ -43,7 +43,8 @@ def run(
     arguments = context.meta[SCRIPT_ARGUMENTS]
     spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     if (here := len(gpus.visible())) and not gpus.count(spec.gpus_per_node):
-        typer.echo(f"{here} GPUs here, none for the job: it trains on the CPU (see --gpus-per-node)", err=True)
+        found = "1 GPU" if here == 1 else f"{here} GPUs"
+        typer.echo(f"{found} here, none for the job: it trains on the CPU (see --gpus-per-node)", err=True)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = KnownJob(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
