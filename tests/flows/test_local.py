@@ -82,14 +82,17 @@ def test_a_node_that_replaces_a_lost_one_gets_its_gpus(tmp_path: Path, monkeypat
     assert seen(0) == seen(1) == ["2,3", "5,7"]
 
 
-def test_a_run_that_cannot_be_noted_is_followed_all_the_same(
+def test_a_run_that_cannot_be_noted_is_followed_all_the_same_and_says_that_it_uses_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     (tmp_path / "script.py").write_text("print('done')\n")
     (tmp_path / "job.yaml").write_text("name: unnoted\nscript: script.py\nnodes: 1\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["run", str(tmp_path / "job.yaml"), "--folder", str(tmp_path / "runs" / "%j")]) == 0
-    assert "done" in capsys.readouterr().out.splitlines()[-1]
+    told = capsys.readouterr()
+    assert "done" in told.out.splitlines()[-1]
+    assert "1 GPU here, none for the job: it trains on the CPU" in told.err
 
 
 def test_agents_use_the_credentials_that_the_job_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
