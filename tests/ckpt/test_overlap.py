@@ -20,6 +20,7 @@ from trainer_kit import LIMIT_S, Node
 
 from ckpt import Checkpointer
 from ckpt.format.boxes import Box
+from ckpt.memory.arena import Slot
 from ckpt.worker.placement import PlacedBox, parts_of
 from ckpt.worker.save.async_copy import Background
 from ckpt.worker.save.gpu_checksums import checksum
@@ -35,6 +36,9 @@ class Lane:
         self.error: RuntimeError | None = None
         self.refuses: RuntimeError | None = None
         self.copied: list[bool] = []  # for each tensor, whether beside the compute stream
+        self.is_pinning, self.pins = threading.Event(), threading.Event()
+        self.pins.set()
+        self.pinned: list[Any] = []
         self._changed: list[int] = []
         self._todo: queue.Queue[Callable[[], object]] = queue.Queue()
         threading.Thread(target=self._run, daemon=True).start()
@@ -42,8 +46,11 @@ class Lane:
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() == 1000
 
-    def pin(self, memory: Any) -> None:
-        return None
+    def pin(self, memory: Any) -> Callable[[], None]:
+        self.pinned.append(memory)
+        self.is_pinning.set()
+        assert self.pins.wait(LIMIT_S)
+        return lambda: self.pinned.remove(memory)
 
     def begin(self, tensors: list[torch.Tensor]) -> None:
         if self.refuses:
@@ -237,6 +244,35 @@ def test_no_optimizer_waits_for_a_checkpointer_that_is_closed(node: Node) -> Non
         ckpt.save(1, state)
         assert len(hooks._global_optimizer_pre_hooks) == before + 1
     assert len(hooks._global_optimizer_pre_hooks) == before
+
+
+class TestPinned:
+    def test_memory_is_until_its_checkpointer_is_closed(self, node: Node) -> None:
+        state, _ = training()
+        ckpt, lane = start(node)
+        with ckpt:
+            ckpt.save(1, state)
+            ckpt.save(2, state)
+            assert len(lane.pinned) == len(set(map(id, lane.pinned))) == 2, "each slot once"
+        assert not lane.pinned
+
+    def test_in_the_background_or_not_at_all_once_it_is_closed(self, tmp_path: Path) -> None:
+        lane, slots = Lane(), [Slot(tmp_path, 0, index) for index in range(2)]
+        stager = Stager(device=lane)
+        for slot in slots:
+            slot.reserve(4096)
+        lane.pins.clear()
+        pinning = threading.Thread(target=stager.pin, args=slots[:1])
+        pinning.start()
+        assert lane.is_pinning.wait(LIMIT_S)
+        closing = threading.Thread(target=stager.close)
+        closing.start()
+        lane.pins.set()
+        for thread in (pinning, closing):
+            thread.join(LIMIT_S)
+        assert not lane.pinned
+        stager.pin(slots[1])
+        assert not lane.pinned
 
 
 def test_work_in_the_background_is_done_in_order_and_survives_what_it_raises(caplog: pytest.LogCaptureFixture) -> None:

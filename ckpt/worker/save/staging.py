@@ -41,7 +41,8 @@ class Stager:
         self._device = device or Cuda()
         self._overlap = Overlap(self._device)
         self._pins: dict[int, tuple[Any, Callable[[], None] | None]] = {}  # by slot index: the mapping and its unpin
-        self._pinning = threading.Lock()
+        self._pinning = threading.Lock()  # for both
+        self._is_closed = False
 
     def store_replicas_everywhere(self) -> None:
         """From now on every rank stores all its tensors, because the ranks disagree on what their replicas are."""
@@ -107,11 +108,13 @@ class Stager:
     def pin(self, slot: Slot) -> None:
         """Pins a reserved slot for fast copies from the accelerator, if it is not pinned.
 
-        Slow. May be called from any thread.
+        Slow. May be called from any thread. Does nothing after `close`.
         """
         with self._pinning:
-            if slot.index not in self._pins and slot.memory is not None:
-                self._pins[slot.index] = (slot.memory, self._device.pin(slot.memory))
+            memory = slot.memory
+            if memory is not None and not self._is_closed and self._pins.get(slot.index, (None, None))[0] is not memory:
+                self._unpin(slot.index)
+                self._pins[slot.index] = (memory, self._device.pin(memory))
 
     def hold_back(self) -> None:
         """From now on, training waits for running copies before it changes the state."""
@@ -122,8 +125,10 @@ class Stager:
         self._overlap.close()
         self._copies.close()
         self._views.clear()
-        for index in list(self._pins):
-            self._unpin(index)
+        with self._pinning:
+            self._is_closed = True  # what stays pinned cannot be pinned again where the next mapping has its address
+            for index in list(self._pins):
+                self._unpin(index)
 
     def _pieces_of(self, tensors: list[Local]) -> list[Local]:
         """The part of the plan's tensors that this rank stores, one for each chunk."""
@@ -185,10 +190,7 @@ class Stager:
                 for c, is_array in zip(self._chunks, self._arrays, strict=True)
             ]
             self._views[slot.index] = (memory, views)
-            if self._pins.get(slot.index, (None, None))[0] is not memory:
-                with self._pinning:
-                    self._unpin(slot.index)
-                self.pin(slot)
+            self.pin(slot)
         return views
 
     def _unpin(self, index: int) -> None:
