@@ -22,11 +22,12 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(_imported(), name)
 
-    @functools.cache  # a load asks some ten times per tensor, and import_module() takes its locks each time
-    def _imported() -> Any:
-        return import_module("torch")
-
     torch = _Torch()
+
+
+@functools.cache  # a load asks some ten times per tensor, and import_module() takes its locks each time
+def _imported() -> Any:
+    return import_module("torch")
 
 
 def in_use() -> bool:
@@ -35,7 +36,7 @@ def in_use() -> bool:
 
 
 def is_tensor(value: Any) -> bool:
-    return in_use() and isinstance(value, torch.Tensor)
+    return in_use() and isinstance(value, _imported().Tensor)
 
 
 def is_dtensor(value: Any) -> bool:

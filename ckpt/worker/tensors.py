@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from ckpt.errors import CorruptError, StateError
 from ckpt.format.boxes import Box
 from ckpt.format.json_values import Path, name_of, unsupported
 from ckpt.format.layout import Chunk
-from ckpt.worker.lazy_torch import is_dtensor, is_tensor, torch
+from ckpt.worker.lazy_torch import in_use, is_dtensor, is_tensor, torch
 
 TENSOR, DTENSOR, ARRAY = "#tensor", "#dtensor", "#array"
 TAGS = (TENSOR, DTENSOR, ARRAY)
@@ -40,7 +41,11 @@ def is_stateful(value: Any) -> bool:
 
 def check_tensor(value: Any, path: Path) -> None:
     """Raises StateError for tensors and arrays that have no data, or whose bytes alone do not define their values."""
-    if is_dtensor(value):
+    if in_use() and type(value) in _plain_types():
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+            raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
+    elif is_dtensor(value):
         for placement in value.placements:
             if type(placement).__name__ not in _PLACEMENTS:
                 raise StateError(
@@ -49,13 +54,14 @@ def check_tensor(value: Any, path: Path) -> None:
                 )
         check_tensor(waited(value._local_tensor), path)
     elif is_tensor(value):
-        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise unsupported(value, path)
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
-            raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
+        raise unsupported(value, path)
     elif type(value) not in (np.ndarray, np.memmap) or value.dtype.name not in _ARRAY_DTYPES:
         raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
+
+
+@functools.cache
+def _plain_types() -> frozenset[type]:
+    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 def check_target(value: Any, path: Path) -> None:

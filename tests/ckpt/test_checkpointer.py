@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -270,6 +271,68 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
     with node.start() as ckpt:
         assert ckpt.load(live) == 8
     assert torch.equal(live["w"], state["w"])
+
+
+class Forking(Loader):
+    """Forks while it is saved, as another thread may, and notes whether the child collects garbage."""
+
+    def state_dict(self) -> dict[str, Any]:
+        here, there = os.pipe()
+        if not (child := os.fork()):
+            os.write(there, b"yes" if gc.isenabled() else b"no")
+            os._exit(0)
+        os.waitpid(child, 0)
+        self.child_collects = os.read(here, 3)
+        os.close(here)
+        os.close(there)
+        return super().state_dict()
+
+
+class TestGarbageCollection:
+    @pytest.fixture(autouse=True)
+    def _enabled_after(self) -> Iterator[None]:
+        gc.enable()
+        yield
+        gc.enable()
+
+    def test_a_save_causes_none(self, node: Node) -> None:
+        state = {f"weight {number}": torch.zeros(8) for number in range(400)}
+        collected = []
+
+        def note(phase: str, info: dict[str, int]) -> None:
+            if phase == "start" and threading.current_thread() is threading.main_thread():
+                collected.append(info["generation"])
+
+        with node.start() as ckpt:
+            for step in range(1, 4):
+                gc.collect()
+                gc.callbacks.append(note)
+                try:
+                    ckpt.save(step, state)
+                finally:
+                    gc.callbacks.remove(note)
+                assert gc.isenabled()
+                settle(ckpt)
+        assert 1 not in collected and 2 not in collected, collected
+        assert len(collected) <= 3, "what a save leaves behind is looked at once"
+
+    def test_a_program_that_wants_none_gets_none(self, node: Node) -> None:
+        gc.disable()
+        with node.start() as ckpt:
+            ckpt.save(1, {"weight": torch.zeros(8)})
+            assert not gc.isenabled()
+
+    def test_it_goes_on_after_a_save_that_fails(self, node: Node) -> None:
+        with node.start() as ckpt:
+            with pytest.raises(StateError, match="cannot store"):
+                ckpt.save(1, {"what": object()})
+            assert gc.isenabled()
+
+    def test_it_goes_on_in_a_process_forked_during_a_save(self, node: Node) -> None:
+        forking = Forking()
+        with node.start() as ckpt:
+            ckpt.save(1, {"loader": forking})
+        assert forking.child_collects == b"yes"
 
 
 def test_a_load_makes_memory_ready_for_the_saves_to_come(node: Node) -> None:

@@ -50,7 +50,7 @@ class FlatState:
         for optimizer in self.optimizers:
             kept = [value for state in optimizer.state.values() for value in state.values()]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            found |= {place_of(local_part(value)) for value in (*kept, *parameters) if is_tensor(value)}
+            found |= {place_of(value) for value in (*kept, *parameters) if is_tensor(value)}
         return found
 
     def pieces(self) -> Iterator[Piece]:
@@ -149,9 +149,13 @@ class _Walk:
 
 def key_of(path: Path) -> str:
     """A path as one key: its parts joined by '/', with '~' and '/' escaped as in JSON Pointer."""
-    return "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    key = "/".join(map(str, path))
+    if "~" in key or key.count("/") >= len(path):
+        return "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    return key
 
 
 def place_of(tensor: Any) -> tuple[int, int]:
-    """The address and the number of bytes."""
-    return tensor.data_ptr(), tensor.nbytes
+    """The address and the number of bytes of a tensor, of a DTensor's local part."""
+    local = waited(tensor._local_tensor if is_dtensor(tensor) else tensor)
+    return local.data_ptr(), local.nbytes
