@@ -17,6 +17,7 @@ LOSS_WINDOW_S = 0.5  # a lost agent is judged when the loss of its node would be
 PATIENCE_S = 10.0  # agents need two; if one cannot start, the others would wait for a minute
 RENEW_AFTER_S = (0.0, 5.0, 30.0)  # after the first, second and third loss within LOSSES_WITHIN_S; then not again
 LOSSES_WITHIN_S = 600.0
+LAUNCHER_S = 5.0  # after the end of all agents; srun never ends if the slurmstepd of one node was killed
 
 
 def start(turn: Turn) -> None:
@@ -97,12 +98,23 @@ def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
     turn.set_agents(gone=turn.state.agents.gone.insert(given.node))
 
 
-def have_ended(turn: Turn) -> bool:
-    """Whether no agent of the training nodes is left. A launcher that reports the end of all agents is waited for."""
+def await_end(turn: Turn) -> bool:
+    """Whether no agent of the training nodes is left. A launcher gets a moment to write the last of their log."""
     world, attempt = turn.state.agents, turn.attempt
-    if world.has_launcher or world.is_ended:
-        return world.is_ended
-    return all(node in world.gone or node in attempt.lost for node in attempt.nodes)
+    if world.is_ended:
+        return True
+    if not all(node in world.gone or node in attempt.lost for node in attempt.nodes):
+        return False
+    if world.gone_s is None:
+        turn.set_agents(gone_s=turn.now_s)
+    due_s = end_due_s(turn)
+    return not world.has_launcher or (due_s is not None and turn.now_s >= due_s)
+
+
+def end_due_s(turn: Turn) -> float | None:
+    """The time until which a launcher may report that all agents have ended; None while some have not."""
+    gone_s = turn.state.agents.gone_s
+    return None if gone_s is None else gone_s + LAUNCHER_S
 
 
 def on_restored(turn: Turn, given: Restored) -> None:
@@ -225,7 +237,7 @@ def _renew(turn: Turn) -> None:
     """Ends the rest of the lost world, and starts another one."""
     attempt, generation = turn.attempt, turn.state.agents.generation + 1
     turn.do(KillAgents())
-    turn.set_agents(generation=generation, has_launcher=True, is_ended=False, gone=HashTrieSet())
+    turn.set_agents(generation=generation, has_launcher=True, is_ended=False, gone=HashTrieSet(), gone_s=None)
     turn.set_agents(is_judged=False, judge_s=None)
     turn.do(Send(nodes=nodes(turn), order=Order.RENEW_AGENT, attempt=attempt.number, generation=generation))
     _launch(turn, generation=generation)

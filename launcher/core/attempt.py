@@ -155,7 +155,7 @@ def next_s(turn: Turn) -> list[float | None]:
     elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
         found.append(attempt.phase_s + timeout_s)
     elif attempt.phase is AttemptPhase.RELEASING:
-        found.append(attempt.phase_s + teardown.flush_s(attempt))
+        found += (attempt.phase_s + teardown.flush_s(attempt), agent_world.end_due_s(turn))
     return found
 
 

@@ -304,6 +304,7 @@ class AgentWorld:
         has_launcher: whether a launcher reports the end of all agents.
         is_ended: whether the launcher has reported the end of all.
         gone: nodes that have reported the end of their agents.
+        gone_s: time since which no agent of the training nodes is left, while the launcher has not reported it.
         judge_s: time at which to judge a loss, which may be that of the node.
         loss: the node and the reason of that loss.
         is_judged: whether this generation's loss has been judged.
@@ -319,6 +320,7 @@ class AgentWorld:
     has_launcher: bool = False
     is_ended: bool = False
     gone: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    gone_s: float | None = None
     judge_s: float | None = None
     loss: tuple[str | None, str] = (None, "")
     is_judged: bool = False

@@ -19,7 +19,7 @@ def release(turn: Turn) -> None:
     """Waits until the agents have finished their writes, and kills those that do not end."""
     attempt = turn.attempt
     timeout_s = flush_s(attempt)
-    if agent_world.have_ended(turn) or turn.state.requests.is_cancelled:
+    if agent_world.await_end(turn) or turn.state.requests.is_cancelled:
         kill(turn)
     elif turn.has_passed(timeout_s):
         what = f"checkpoint agents still at work {timeout_s:g} s after training ended were killed"

@@ -381,12 +381,19 @@ class TestCluster:
         self._wait(reachable, READY_TIMEOUT_S, f"slurmd of {node} cannot be reached")
 
     def _wait_idle(self, timeout_s: float) -> None:
+        others = ["slurmctld does not answer"]
+
         def all_idle() -> bool:
-            with contextlib.suppress(CommandError):  # slurmctld does not answer yet
-                return all(node.is_idle for node in self._slurm.nodes())
+            with contextlib.suppress(CommandError):
+                nodes = [node for node in self._slurm.nodes() if not node.is_idle]
+                others[:] = [f"{node.name}: {'+'.join((node.state, *sorted(node.flags)))}" for node in nodes]
+                return not others
             return False
 
-        self._wait(all_idle, timeout_s, "not all nodes are idle")
+        try:
+            self._wait(all_idle, timeout_s, "not all nodes are idle")
+        except TestbedError as error:
+            raise TestbedError(f"{error}; not idle: {', '.join(others)}") from error
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, or_else: str) -> None:
         """Call `wait_until`. Its error includes the ends of the machines' logs, because `up` then removes them."""

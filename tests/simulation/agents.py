@@ -170,7 +170,7 @@ class AgentGroup:
     def _end(self, reason: str = "") -> None:
         self.is_over, self.is_up = True, False
         self.down_s = self.world.clock.now if self.down_s is None else self.down_s
-        if self.launcher is not None:
+        if self.launcher is not None and (reason or not self.world.are_launchers_blind):
             ended = AgentsEnded(attempt=self.number, generation=self.generation, reason=reason)
             self.world.clock.after(self.world.delay(0.0, 0.1), self.launcher.put, ended)
 

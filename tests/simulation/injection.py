@@ -262,6 +262,11 @@ def agent_lingers(world: World, fault: Fault, node: Host) -> Heal:
     return heal
 
 
+def launcher_stays(world: World, fault: Fault, node: Host) -> Heal:
+    """Launchers do not see that the agents end."""
+    return _for_a_while(world, "are_launchers_blind", True)
+
+
 # Slurm.
 
 
@@ -509,6 +514,6 @@ INJECT: dict[str, Callable[..., Any]] = {
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
         supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
         boosters_wait, boosters_start, stranger_joins, scale, fabric_missed, workers_pause, agents_refused,
-        boosters_late, sbatch_late, runners_cancelled,
+        boosters_late, sbatch_late, runners_cancelled, launcher_stays,
     )
 }  # fmt: skip

@@ -181,6 +181,7 @@ _ADDED: dict[str, tuple[float, bool, int]] = {
     "boosters_late": (2, True, 1),
     "sbatch_late": (2, True, 1),
     "runners_cancelled": (1, False, 1),
+    "launcher_stays": (1, True, 1),
 }
 KINDS |= _ADDED
 _ELASTIC_TRIGGERS = (
@@ -223,7 +224,7 @@ _MOMENTS: dict[str, tuple[str, ...]] = {
     "finding_cause": ("worker_fails",),
     "explaining": ("agents_refused", "agent_dies"),
     "settling": ("preempted",),
-    "releasing": ("agent_lingers", "halt"),
+    "releasing": ("agent_lingers", "halt", "launcher_stays"),
     "killing": ("node_crashes", "slow_kill"),
 }
 _REPEATED = ("agent_dies", "worker_fails", "node_freezes", "link_breaks", "runner_killed", "supervisor_killed")

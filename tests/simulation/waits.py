@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.core.agent_world import LAUNCHER_S
 from launcher.core.attempt import (
     FOLDER_TIMEOUT_S,
     PREDECESSOR_S,
@@ -95,6 +96,9 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
     elif phase is AttemptPhase.RELEASING:
         is_result = attempt.outcome in ("done", "halted")
         yield phase.value, attempt.phase_s + (AGENT_FLUSH_S if is_result else AGENT_STOP_S)
+        if not agents.is_ended and all(node in agents.gone for node in attempt.nodes):
+            assert agents.gone_s is not None
+            yield "the launcher of agents that have ended", agents.gone_s + LAUNCHER_S
     elif phase is AttemptPhase.KILLING and not state.is_isolated and state.stood_still_s is None:
         yield phase.value, attempt.phase_s + KILL_CONFIRM_S
     if agents.judge_s is not None:

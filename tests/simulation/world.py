@@ -84,6 +84,7 @@ class World:
         self.kinds: set[str] = set()
         self.touched: dict[str, set[str]] = {}
         self.agents_late_s = self.agent_lingers_s = 0.0
+        self.are_launchers_blind = False  # to the end of the agents
         self.is_dump_silent = self.is_environment_broken = self.are_agents_refused = False
         self.shared_step = self.own_step = 0
         self.own_file = ("", 0.0)  # the newest of the script's own checkpoints, and its time

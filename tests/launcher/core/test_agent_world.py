@@ -10,7 +10,7 @@ from core_kit import Play, make_job
 
 from launcher.core import commands as do
 from launcher.core import inputs
-from launcher.core.agent_world import LOSS_WINDOW_S, LOSSES_WITHIN_S, PATIENCE_S, RENEW_AFTER_S
+from launcher.core.agent_world import LAUNCHER_S, LOSS_WINDOW_S, LOSSES_WITHIN_S, PATIENCE_S, RENEW_AFTER_S
 from launcher.core.commands import Order, Purpose
 from launcher.core.state import RestartLimits
 from launcher.history.status import status_of
@@ -249,6 +249,20 @@ def test_agents_that_nobody_launches_any_more_have_ended_when_each_node_says_so(
     assert not play.orders(Order.KILL)
     play.give(inputs.AgentEnded(node="n2", attempt=0))
     assert play.orders(Order.KILL)
+
+
+def test_a_launcher_that_does_not_end_with_the_agents_is_not_waited_for() -> None:
+    play = training()
+    play.silent = {do.Send}
+    play.end_well(step=7)
+    play.give(inputs.AgentEnded(node="n1", attempt=0))
+    play.passes(LAUNCHER_S)
+    assert not play.orders(Order.KILL), "one still writes"
+    play.give(inputs.AgentEnded(node="n2", attempt=0))
+    play.passes(LAUNCHER_S - 0.1)
+    assert not play.orders(Order.KILL), "it writes the last of their log"
+    play.passes(0.1)
+    assert play.orders(Order.KILL) and play.all(do.KillAgents) and not play.events("problem")
 
 
 def test_agents_that_were_coming_up_when_most_nodes_fell_silent_are_started_again() -> None:
