@@ -189,7 +189,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _no_collection(self) -> Iterator[None]:
-        """Delays garbage collection: a full one takes 0.15 s with torch loaded, and comes in other saves on other ranks.
+        """Delays garbage collection: a full one takes 0.15 s with torch, and comes in other saves on other ranks.
 
         The objects of a save end by their reference counts. Those of 20 saves of 400 tensors brought about a full one.
         """
