@@ -236,5 +236,15 @@ def test_a_worker_killed_while_the_job_folder_is_read_only(job: BrokenJob) -> No
     check_in_place(job, comeback, "process_exit")
 
 
+def test_a_slurmstepd_of_agents_killed_as_the_job_ends(job: BrokenJob, steady_digests: dict[int, str]) -> None:
+    """The srun of the agents waits for it for ever, but the job does not: `finish` has no more time than a recovery."""
+    agents = r"^slurmstepd: \[[0-9]+\.[1-9]"  # those of the runners have step 0
+    finish = f"pkill -KILL -f '{agents}' && touch '{job.watch.job_dir}/finish'"
+    job.cluster.run_on_node(job.node_of(2), ["sh", "-c", finish])
+    job.finish(steady_digests)
+    late = [event for event in job.watch.events("problem") if "were killed" in event["what"]]
+    assert not late, job.watch.story()
+
+
 def test_the_job_ends_as_if_nothing_had_happened(job: BrokenJob, steady_digests: dict[int, str]) -> None:
     job.finish(steady_digests)
