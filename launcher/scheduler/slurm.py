@@ -35,7 +35,7 @@ from launcher.errors import LauncherError, TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
-from launcher.runner.memory import memory_of, removal
+from launcher.runner.memory import is_for_hooks, memory_of, removal, remove_memory_dir
 from launcher.scheduler.boosters import Seen, SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
 from launcher.scheduler.cluster import AgentsHandle
@@ -310,16 +310,30 @@ class SlurmCluster:
             await self._runners.end(_CLOSE_TIMEOUT_S)  # srun may wait for a dead node
 
     async def forget(self, nodes: Collection[str]) -> None:
-        if not nodes:
+        here, others = memory_of(self.run_id), [node for node in nodes if node != self.node]
+        if len(others) < len(nodes) and not is_for_hooks(here, os.environ):
+            await asyncio.to_thread(remove_memory_dir, here)  # also where Slurm starts no step in this job any more
+        if not others:
             return
         try:
-            unusable = await asyncio.to_thread(self.unusable, nodes, {})
-            if reached := [node for node in nodes if node not in unusable]:
-                argv = [*self._srun(reached, "--mpi=none"), *removal(memory_of(self.run_id))]
+            if reached := await asyncio.to_thread(self._usable, others):
+                argv = [*self._srun(reached, "--mpi=none"), *removal(here)]
                 step = await ChildProcess.start(argv, {}, self._job_dir / "log" / "srun-runners.log")
                 await step.end(_FORGET_TIMEOUT_S)
         except (SlurmError, OSError) as error:
-            log.warning("memory on %s is not freed: %s", ", ".join(sorted(nodes)), error)
+            log.warning("memory on %s is not freed: %s", ", ".join(sorted(others)), error)
+
+    def _usable(self, nodes: Collection[str]) -> list[str]:
+        """The nodes on which Slurm can start a step. A slurmctld that has just started is waited for."""
+        deadline_s = time.monotonic() + _REGISTERING_S
+        while True:
+            try:
+                unusable = self.unusable(nodes, {})
+                return [node for node in nodes if node not in unusable]
+            except SlurmError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(_ASK_AGAIN_S)
 
     def _with_those_excluded(self, nodes: Collection[str]) -> list[str]:
         """The nodes to exclude: the given ones, as far as the job can start without them, and those that the user has

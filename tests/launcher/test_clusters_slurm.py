@@ -346,6 +346,67 @@ def test_a_controller_that_has_just_started_is_waited_for_unless_nodes_are_gone(
     assert "slurmd does not answer" in found["n1"]
 
 
+class TestMemoryOfNodesWithoutRunners:
+    @pytest.fixture
+    def memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        here = tmp_path / "memory"
+        here.mkdir()
+        monkeypatch.setattr(slurm_cluster, "memory_of", lambda _: here)
+        monkeypatch.delenv("HOLDFAST_MEMORY_DIR", raising=False)
+        return here
+
+    @pytest.fixture
+    def steps(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        started: list[list[str]] = []
+
+        class Step:
+            @classmethod
+            async def start(cls, argv: list[str], environment: dict[str, str], log_path: Path) -> Step:
+                started.append(argv)
+                return cls()
+
+            async def end(self, timeout_s: float) -> None:
+                pass
+
+        monkeypatch.setattr(slurm_cluster, "ChildProcess", Step)
+        return started
+
+    def test_its_own_nodes_is_freed_without_slurm(self, spec: JobSpec, memory: Path, steps: list[list[str]]) -> None:
+        asyncio.run(cluster(spec, Scontrol()).forget(["n1"]))
+        assert not memory.exists() and not steps
+
+    def test_hooks_free_it_where_they_are(
+        self, spec: JobSpec, memory: Path, steps: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (memory / "on_job_end.json").touch()
+        asyncio.run(cluster(spec, Scontrol()).forget(["n1"]))
+        (memory / "on_job_end.json").unlink()
+        monkeypatch.setenv("HOLDFAST_MEMORY_DIR", str(memory))
+        asyncio.run(cluster(spec, Scontrol()).forget(["n1"]))
+        assert memory.exists() and not steps
+
+    def test_a_slurmctld_that_has_just_started_is_waited_for(
+        self, spec: JobSpec, memory: Path, steps: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+        with socket.create_server(("127.0.0.1", 0)) as slurmd:
+            line, job = node_line("n2", "MIXED", slurmd.getsockname()[1]), ("RUNNING", 2)
+            scontrol = Scontrol(job, line, PORT, up_for(4), job, line, PORT, up_for(5))
+            asyncio.run(cluster(spec, scontrol).forget(["n2"]))
+        (step,) = steps
+        assert "--nodelist=n2" in step and step[-1] == str(memory)
+        assert memory.exists(), "it is that of n1"
+
+    def test_a_slurmctld_that_does_not_answer_is_not_waited_for_long(
+        self, spec: JobSpec, memory: Path, steps: list[list[str]], monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(slurm_cluster, "_REGISTERING_S", 0.0)
+        asyncio.run(cluster(spec, Scontrol(None)).forget(["n1", "n2"]))
+        assert not memory.exists() and not steps
+        assert "memory on n2 is not freed" in caplog.text
+
+
 def test_a_node_that_srun_has_named_can_be_given_nothing(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
