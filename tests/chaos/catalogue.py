@@ -428,7 +428,10 @@ def hold(at: Injection) -> Undo:
 
 @fault("preempted by an urgent job", "slurm")
 def preempt(at: Injection) -> Undo:
-    argv = ["sbatch", "--parsable", "--partition=urgent", "--exclusive", f"--nodes={len(at.cluster.nodes)}", "--wrap"]
+    """An urgent job takes all nodes that Slurm has not drained."""
+    states = at.cluster.run_as_user(["sinfo", "--noheader", "--Node", "--partition=urgent", "--format=%t"], check=False)
+    nodes = sum(state.rstrip("*") in ("idle", "alloc", "mix", "comp") for state in states.stdout.split())
+    argv = ["sbatch", "--parsable", "--partition=urgent", "--exclusive", f"--nodes={nodes}", "--wrap"]
     urgent = at.cluster.run_as_user([*argv, "sleep 60", "--output=/dev/null"], check=False).stdout.strip()
     at.job.watch.until(lambda: job_state(at.cluster, urgent) != "PENDING" or None, 60, "start of the urgent job")
     return lambda: at.cluster.run_as_user(["scancel", urgent], check=False)
