@@ -238,9 +238,10 @@ def test_a_worker_killed_while_the_job_folder_is_read_only(job: BrokenJob) -> No
 
 def test_a_slurmstepd_of_agents_killed_as_the_job_ends(job: BrokenJob, steady_digests: dict[int, str]) -> None:
     """The srun of the agents waits for it for ever, but the job does not: `finish` has no more time than a recovery."""
-    agents = r"^slurmstepd: \[[0-9]+\.[1-9]"  # those of the runners have step 0
-    finish = f"pkill -KILL -f '{agents}' && touch '{job.watch.job_dir}/finish'"
-    job.cluster.run_on_node(job.node_of(2), ["sh", "-c", finish])
+    log = job.watch.job_dir / "log" / f"attempt-{job.attempt['attempt']}" / "agents.log"
+    ends = f"touch '{job.watch.job_dir}/finish'; until grep -q 'has finished' '{log}'; do :; done"
+    kill = r"pkill -KILL -f '^slurmstepd: \[[0-9]+\.[1-9]'"  # those of the runners have step 0
+    job.cluster.run_on_node(job.node_of(2), ["sh", "-c", f"{ends}; {kill}"])
     job.finish(steady_digests)
     late = [event for event in job.watch.events("problem") if "were killed" in event["what"]]
     assert not late, job.watch.story()
