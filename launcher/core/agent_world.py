@@ -105,10 +105,12 @@ def await_end(turn: Turn) -> bool:
         return True
     if not all(node in world.gone or node in attempt.lost for node in attempt.nodes):
         return False
+    if not world.has_launcher:
+        return True
     if world.gone_s is None:
         turn.set_agents(gone_s=turn.now_s)
-    due_s = end_due_s(turn)
-    return not world.has_launcher or (due_s is not None and turn.now_s >= due_s)
+        return False
+    return turn.now_s >= world.gone_s + LAUNCHER_S
 
 
 def end_due_s(turn: Turn) -> float | None:

@@ -77,15 +77,6 @@ def is_left_to_epilog(path: Path, env: Mapping[str, str]) -> bool:
     return is_looked_after(path, env) and (path / _REQUEST).exists()
 
 
-def is_for_hooks(path: Path, env: Mapping[str, str]) -> bool:
-    """Whether the directory must be left to hooks, or may have to be: its shards are to go to a lower tier.
-
-    Args:
-        path, env: as for `is_looked_after`.
-    """
-    return is_looked_after(path, env) or (path / _REQUEST).exists()
-
-
 def remove_memory_dir(path: Path) -> None:
     """Removes the directory, and the levels above it that are then empty, up to the root."""
     shutil.rmtree(path, ignore_errors=True)

@@ -35,7 +35,7 @@ from launcher.errors import LauncherError, TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
-from launcher.runner.memory import is_for_hooks, memory_of, removal, remove_memory_dir
+from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
 from launcher.scheduler.boosters import Seen, SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
 from launcher.scheduler.cluster import AgentsHandle
@@ -311,7 +311,7 @@ class SlurmCluster:
 
     async def forget(self, nodes: Collection[str]) -> None:
         here, others = memory_of(self.run_id), [node for node in nodes if node != self.node]
-        if len(others) < len(nodes) and not is_for_hooks(here, os.environ):
+        if len(others) < len(nodes) and not is_looked_after(here, os.environ):
             await asyncio.to_thread(remove_memory_dir, here)  # also where Slurm starts no step in this job any more
         if not others:
             return

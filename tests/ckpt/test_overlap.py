@@ -256,6 +256,23 @@ class TestPinned:
             assert len(lane.pinned) == len(set(map(id, lane.pinned))) == 2, "each slot once"
         assert not lane.pinned
 
+    def test_and_no_save_waits_until_another_slot_is(self, tmp_path: Path) -> None:
+        lane, slots = Lane(), [Slot(tmp_path, 0, index) for index in range(2)]
+        stager = Stager(device=lane)
+        for slot in slots:
+            slot.reserve(4096)
+        stager.pin(slots[0])
+        lane.is_pinning.clear()
+        lane.pins.clear()
+        pinning = threading.Thread(target=stager.pin, args=slots[1:])
+        pinning.start()
+        assert lane.is_pinning.wait(LIMIT_S)
+        stager.pin(slots[0])
+        assert pinning.is_alive()
+        lane.pins.set()
+        pinning.join(LIMIT_S)
+        stager.close()
+
     def test_in_the_background_or_not_at_all_once_it_is_closed(self, tmp_path: Path) -> None:
         lane, slots = Lane(), [Slot(tmp_path, 0, index) for index in range(2)]
         stager = Stager(device=lane)

@@ -110,9 +110,11 @@ class Stager:
 
         Slow. May be called from any thread. Does nothing after `close`.
         """
+        memory = slot.memory
+        if memory is None or self._pinned(slot.index) is memory:
+            return  # a save does not wait until another slot is pinned
         with self._pinning:
-            memory = slot.memory
-            if memory is not None and not self._is_closed and self._pins.get(slot.index, (None, None))[0] is not memory:
+            if not self._is_closed and self._pinned(slot.index) is not memory:
                 self._unpin(slot.index)
                 self._pins[slot.index] = (memory, self._device.pin(memory))
 
@@ -192,6 +194,9 @@ class Stager:
             self._views[slot.index] = (memory, views)
             self.pin(slot)
         return views
+
+    def _pinned(self, index: int) -> Any:
+        return self._pins.get(index, (None, None))[0]
 
     def _unpin(self, index: int) -> None:
         unpin = self._pins.pop(index, (None, None))[1]
