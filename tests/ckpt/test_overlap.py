@@ -267,11 +267,15 @@ class TestPinned:
         pinning = threading.Thread(target=stager.pin, args=slots[1:])
         pinning.start()
         assert lane.is_pinning.wait(LIMIT_S)
-        stager.pin(slots[0])
-        assert pinning.is_alive()
+        saving = threading.Thread(target=stager.pin, args=slots[:1])
+        saving.start()
+        saving.join(LIMIT_S / 6)
+        has_waited = saving.is_alive()
         lane.pins.set()
-        pinning.join(LIMIT_S)
+        for thread in (pinning, saving):
+            thread.join(LIMIT_S)
         stager.close()
+        assert not has_waited
 
     def test_in_the_background_or_not_at_all_once_it_is_closed(self, tmp_path: Path) -> None:
         lane, slots = Lane(), [Slot(tmp_path, 0, index) for index in range(2)]
