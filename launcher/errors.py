@@ -16,6 +16,10 @@ class JobFailed(LauncherError):
     """
 
 
+class NoAnswer(LauncherError):
+    """The scheduler does not answer at present. Ask it again later."""
+
+
 class TooFewNodes(LauncherError):
     """The job cannot be requeued, because too few nodes would be left for it beside those to be excluded."""
 

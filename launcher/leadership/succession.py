@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.disk_read import DiskRead
+from launcher.errors import LauncherError, NoAnswer
 from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
 from launcher.processes import die_with_parent
+from launcher.requeue import requeue, until_answered
 from slurm import JobEnvironment, Slurm, SlurmError
 
 log = logging.getLogger(__name__)
@@ -107,20 +109,14 @@ class Succession:
         )
 
     async def abandon(self) -> None:
-        """Give the job back to Slurm, because it has no supervisor and will get none.
+        """Give the job back to Slurm, once it answers, because the job has no supervisor and will get none.
 
         The job is requeued. If Slurm refuses, or the outcome is written, it is cancelled. A node that is cut off does
         not do this: it cannot reach Slurm, or it sees that the lease is renewed.
         """
         try:
-            lease = LeaseWatch(self._job_dir)
-            quiet_s, until_s = 0.0, time.monotonic() + 2 * LEASE_S
-            while time.monotonic() < until_s:
-                await asyncio.sleep(RENEW_S / 2)
-                quiet_s = lease.quiet_s()
-            if quiet_s > LEASE_S:
-                await asyncio.to_thread(self._hand_back)
-        except (SlurmError, OSError) as error:
+            await until_answered(self._hand_back)
+        except (LauncherError, SlurmError, OSError) as error:
             log.error("the job has no supervisor and could not be handed back: %s", error)
 
     async def close(self) -> None:
@@ -131,10 +127,15 @@ class Succession:
 
     def _hand_back(self) -> None:
         """Requeue or cancel the job. All runners do this at about the same time; later ones find it done."""
+        if not self._is_lease_quiet():  # each time: this node may have been cut off since the last one
+            return
         us, slurm = JobEnvironment.from_env(os.environ), Slurm()
 
         def is_ours() -> bool:
-            job = slurm.job(us.reference)
+            try:
+                job = slurm.job(us.reference)
+            except SlurmError as error:
+                raise NoAnswer(str(error)) from error
             if job is None or job.restarts != us.restart_count:
                 return False
             return job.state == "RUNNING" or job.has_lost_its_script
@@ -143,13 +144,22 @@ class Succession:
             return
         if not (self._job_dir / "result.json").exists():
             try:
-                slurm.requeue(us.reference)
+                requeue(slurm, us.reference, us.restart_count)
                 return
             except SlurmError as error:
                 if not is_ours():
                     return
                 log.warning("the job has no supervisor and could not be requeued: %s; it is cancelled", error)
         slurm.cancel(us.reference)
+
+    def _is_lease_quiet(self) -> bool:
+        """Watches the lease: whether no supervisor renews it."""
+        lease = LeaseWatch(self._job_dir)
+        quiet_s, until_s = 0.0, time.monotonic() + 2 * LEASE_S
+        while time.monotonic() < until_s:
+            time.sleep(RENEW_S / 2)
+            quiet_s = lease.quiet_s()
+        return quiet_s > LEASE_S
 
     @property
     def _stands_by(self) -> bool:

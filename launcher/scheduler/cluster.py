@@ -154,6 +154,7 @@ class Cluster(Protocol):
             exclude: nodes that the job must not get, now or after a later requeue.
 
         Raises:
+            NoAnswer: the scheduler does not answer at present.
             LauncherError, SlurmError: the job could not be requeued, or too few nodes would remain to start it.
         """
 

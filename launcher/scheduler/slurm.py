@@ -33,6 +33,7 @@ from launcher import run_liveness
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
+from launcher.requeue import requeue
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
@@ -257,11 +258,7 @@ class SlurmCluster:
     def requeue(self, exclude: Collection[str] = ()) -> None:
         self._out_of_use = exclude
         excluded = self._with_those_excluded(exclude) if exclude else []
-        try:
-            self._slurm.requeue(self._reference)
-        except SlurmError:
-            if self.why_terminated() != "requeue":  # otherwise the job was requeued by another process meanwhile
-                raise
+        requeue(self._slurm, self._reference, self.restart_count)
         if excluded:
             # This must come after the requeue, because Slurm refuses it for a running job. It is early enough: the job
             # cannot start again before its old nodes have completed, which they do only after this process has ended.

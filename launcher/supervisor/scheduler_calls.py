@@ -10,6 +10,7 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.inputs import Input
 from launcher.errors import LauncherError, TooFewNodes
+from launcher.requeue import until_answered
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
 
@@ -54,10 +55,10 @@ class SchedulerCalls:
             self._bring_in(inputs.TimeLeftAnswered(left_s=None))
 
     async def requeue(self, command: do.Requeue) -> None:
-        """Requeues the job."""
+        """Requeue the job, once the scheduler answers."""
         answer = inputs.Requeued()
         try:
-            await asyncio.to_thread(self._cluster.requeue, command.exclude)
+            await until_answered(lambda: self._cluster.requeue(command.exclude))
         except (LauncherError, SlurmError) as failure:
             log.warning("cannot requeue the job: %s", failure)
             answer = inputs.Requeued(error=str(failure), lacks_nodes=isinstance(failure, TooFewNodes))

@@ -1,4 +1,4 @@
-"""What Slurm does to a job that has been taken over from its batch host: the job goes on, or is requeued and does."""
+"""What Slurm does to a job, most often one taken over from its batch host: the job goes on, or is requeued and does."""
 
 from __future__ import annotations
 
@@ -107,6 +107,19 @@ def test_time_limit_after_a_take_over(job: SupervisedJob, steady_digests: dict[i
     job.watch.wait_for("stop_requested", 90, reason="time_limit")
     job.set_time_limit(600)
     goes_on_after_a_requeue(job, batch_host, "time_limit", 1)
+    job.finish(steady_digests)
+    job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
+
+
+def test_a_requeue_waits_for_a_controller_that_is_away(job: SupervisedJob, steady_digests: dict[int, str]) -> None:
+    """It is killed before the warning of the time limit, and starts once it has been asked for a requeue in vain."""
+    job.cluster.kill_daemon("ctl")
+    try:
+        job.signal_supervisor("USR1", job.term)
+        job.watch.until(lambda: "not requeued yet" in job.supervisor_log or None, 180, "request in vain")
+    finally:
+        job.cluster.start_daemon("ctl")
+    goes_on_after_a_requeue(job, None, "time_limit", 1)
     job.finish(steady_digests)
     job.watch.until(ends_as(job.cluster, job.job_id, "COMPLETED"), 60, "job that its batch script has ended")
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ckpt.agent.process.launch import PYTHON, command
-from launcher import run_liveness
+from launcher import requeue, run_liveness
 from launcher.elastic import Elastic
-from launcher.errors import TooFewNodes, UsageError
+from launcher.errors import NoAnswer, TooFewNodes, UsageError
 from launcher.jobfile import JobSpec
 from launcher.scheduler import open_cluster
 from launcher.scheduler import slurm as slurm_cluster
@@ -241,9 +241,24 @@ def test_requeue_goes_ahead_where_slurm_does_not_tell_who_is_excluded(
     assert scontrol.asked[-1] == ("scontrol", "requeue", "7")
 
 
-def test_requeue_that_slurm_refuses_is_an_error(spec: JobSpec) -> None:
+def test_requeue_that_slurm_refuses_again_and_again_is_an_error(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue, "ASK_AGAIN_S", 0.0)
     with pytest.raises(SlurmError):
-        cluster(spec, Scontrol(None, ("RUNNING", 2))).requeue()
+        cluster(spec, Scontrol(*[None, ("RUNNING", 2)] * 5)).requeue()
+
+
+def test_requeue_that_a_slurmctld_refuses_as_it_starts_is_asked_for_again(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requeue, "ASK_AGAIN_S", 0.0)
+    scontrol = Scontrol(None, ("RUNNING", 2), "")
+    cluster(spec, scontrol).requeue()
+    assert [argv[1] for argv in scontrol.asked] == ["requeue", "show", "requeue"]
+
+
+def test_a_slurmctld_that_does_not_answer_has_not_refused_the_requeue(spec: JobSpec) -> None:
+    with pytest.raises(NoAnswer, match="scontrol requeue 7"):
+        cluster(spec, Scontrol(None, None)).requeue()
 
 
 def test_steps_name_their_nodes_and_survive_the_loss_of_one(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher import requeue
 from launcher.connections.channel import Channel, Message, serve
 from launcher.connections.links import LEAVE
 from launcher.leadership import succession as succession_module
@@ -24,6 +26,8 @@ from launcher.runner import runner as runner_module
 from launcher.runner.config import RunnerConfig
 from launcher.runner.runner import Runner
 from launcher.runner.workers import Workers
+from slurm import CommandError, Slurm
+from slurm.command import Result
 
 SECRET = b"\0"
 DEADLINE_S = 30.0
@@ -244,6 +248,48 @@ def test_a_runner_without_a_supervisor_hands_the_job_back_and_leaves(
         begun_s = time.monotonic()
         asyncio.run(runner(job_dir, nobody.getsockname()[1]).run())
     assert len(handed_back_s) == 1 and handed_back_s[0] - begun_s >= 1.0
+
+
+class AwayAtFirst:
+    """A Slurm whose controller is away for a while, and which refuses the first requeue after that."""
+
+    def __init__(self, job_dir: Path, *, is_renewed: bool) -> None:
+        self._job_dir = job_dir
+        self._is_renewed = is_renewed
+        self.asked: list[str] = []
+
+    def run(self, argv: Sequence[str], **_: Any) -> Result:
+        self.asked.append(argv[1])
+        text = "JobId=7 JobName=j UserId=u(1) JobState=RUNNING Restarts=0 Partition=train NumNodes=3"
+        result = Result(argv=tuple(argv), returncode=0, stdout=text, stderr="", seconds=0.0)
+        if len(self.asked) <= 2 or (self.asked.count("requeue") == 1 and argv[1] == "requeue"):
+            if self._is_renewed:
+                threading.Thread(target=self._renew).start()
+            raise CommandError(result, "Unable to contact slurm controller")
+        return result
+
+    def _renew(self) -> None:
+        for count in range(20):
+            renew(self._job_dir, 1, count)
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("is_renewed", [False, True], ids=["alone", "a supervisor is heard again"])
+def test_a_job_without_a_supervisor_is_handed_back_once_slurm_answers(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch, is_renewed: bool
+) -> None:
+    slurm = AwayAtFirst(job_dir, is_renewed=is_renewed)
+    env = {"SLURM_CLUSTER_NAME": "big", "SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "train"}
+    env |= {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(succession_module, "Slurm", lambda: Slurm(run=slurm.run))
+    monkeypatch.setattr(succession_module, "LEASE_S", 0.3)
+    monkeypatch.setattr(succession_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(requeue, "ASK_AGAIN_S", 0.01)
+    asyncio.run(Succession(job_dir).abandon())
+    expected = ["show"] if is_renewed else ["show", "show", "show", "requeue", "show", "requeue"]
+    assert slurm.asked == expected
 
 
 def test_a_standby_outlives_the_sigint_that_slurm_sends_to_every_process_of_a_step(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from talkers import Talkers, supervised
 
+from launcher import requeue
 from launcher.connections.channel import Channel
+from launcher.errors import NoAnswer
 
 HANDED_BACK = "handed-back"
 
@@ -33,6 +35,18 @@ class LosesANode(Talkers):
         (self._job_dir / HANDED_BACK).touch()
 
 
+class IsNotAnswered(LosesANode):
+    """Slurm does not answer the first requests."""
+
+    asked = 0
+
+    def requeue(self, exclude: Collection[str] = ()) -> None:
+        self.asked += 1
+        if self.asked <= 2:
+            raise NoAnswer("Unable to contact slurm controller")
+        super().requeue(exclude)
+
+
 class IsBeingCancelled(LosesANode):
     """Slurm knows; its SIGTERM has yet to come."""
 
@@ -51,6 +65,18 @@ class IsTold(IsBeingCancelled):
 def test_a_job_that_has_too_few_nodes_is_handed_back(tmp_path: Path) -> None:
     outcome, _ = supervised(tmp_path, LosesANode)
     assert outcome.name == "stopped" and (tmp_path / "job" / HANDED_BACK).exists()
+
+
+def test_a_job_is_handed_back_once_slurm_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue, "ASK_AGAIN_S", 0.01)
+    outcome, _ = supervised(tmp_path, IsNotAnswered)
+    assert outcome.name == "stopped" and (tmp_path / "job" / HANDED_BACK).exists()
+
+
+def test_a_job_that_slurm_never_answers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requeue, "TIMEOUT_S", -1.0)
+    outcome, _ = supervised(tmp_path, IsNotAnswered)
+    assert outcome.name == "too_few_nodes" and "Unable to contact slurm controller" in outcome.reason
 
 
 @pytest.mark.parametrize("cluster", [IsBeingCancelled, IsTold])

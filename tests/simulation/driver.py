@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
+from launcher.requeue import ASK_AGAIN_S, TIMEOUT_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
 from simulation.event_rules import LACKS_NODES
@@ -474,17 +475,21 @@ class Driver:
         else:
             self._answer_later(given.OwnCheckpointsSeen())
 
-    def _requeue(self, command: do.Requeue) -> None:
-        slurm = self.world.slurm
+    def _requeue(self, command: do.Requeue, since_s: float | None = None) -> None:
+        slurm, since_s = self.world.slurm, self.world.clock.now if since_s is None else since_s
 
-        def answer(error: str | None) -> given.Requeued:
+        def answer(error: str | None) -> given.Requeued | None:
+            if error is not None and self.world.clock.now < since_s + TIMEOUT_S:
+                self.world.clock.after(ASK_AGAIN_S, self._requeue, command, since_s)
+                return None
             if error is None:
                 error, is_ours = slurm.requeue(command.exclude)
                 if is_ours:
                     self.world.count_rung("requeue")
             return given.Requeued(error=error, lacks_nodes=error is not None and error.startswith(LACKS_NODES))
 
-        slurm.ask(self, answer)
+        if self.is_alive and not self.is_done:
+            slurm.ask(self, answer)
 
     def _end_job(self, command: do.EndJob) -> None:
         self.is_ending = True

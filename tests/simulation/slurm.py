@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
+from launcher.requeue import ASK_AGAIN_S
 from simulation.event_rules import LACKS_NODES, UNANSWERED
 from simulation.runner import Runner
 from simulation.standby import BatchScript
@@ -166,9 +167,14 @@ class Slurm:
             self.state, self.why = "over", "cancel"
             self._world.ends("cancelled", "in the queue")
 
-    def abandoned(self, host: Host) -> None:
-        """A runner without a supervisor hands the job back."""
-        folder = self._world.folder
+    def abandoned(self, host: Host, start: int | None = None) -> None:
+        """A runner without a supervisor hands the job back, once Slurm answers."""
+        folder, start = self._world.folder, self.starts if start is None else start
+        if start != self.starts or not host.is_up:
+            return
+        if not self.is_answering:
+            self._world.clock.after(ASK_AGAIN_S, self.abandoned, host, start)
+            return
         if not folder.is_seen(host) or folder.quiet_s is None or self.state not in ("running", "completing"):
             return
         if self.state == "completing" and self.why != "batch_script_lost":
@@ -286,7 +292,7 @@ class Slurm:
     # Answers.
 
     def ask(self, driver: Driver, answer: Callable[[str | None], Any]) -> None:
-        """Answers a supervisor's question: `answer` makes the input of an error, or of None."""
+        """Answers a supervisor's question: `answer` makes the input of an error, or of None; None: it asks again."""
         world = self._world
         if self.is_answering:
             world.clock.after(world.delay(0.01, 0.2) + self.slow_s, self._answer, driver, answer)
@@ -294,8 +300,8 @@ class Slurm:
             world.clock.after(COMMAND_TIMEOUT_S, self._answer, driver, answer)
 
     def _answer(self, driver: Driver, answer: Callable[[str | None], Any]) -> None:
-        if driver.is_alive:
-            driver.put(answer(None if self.is_answering else UNANSWERED))
+        if driver.is_alive and (message := answer(None if self.is_answering else UNANSWERED)) is not None:
+            driver.put(message)
 
     def unusable(self, driver: Driver, nodes: tuple[str, ...], allocations: Mapping[str, str]) -> dict[str, str]:
         if self.lies:
