@@ -45,6 +45,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS)
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n 4 $(BY_FILE)
 CONSTRAINTS = -c $(VENV)/constraints.txt
+# Where the environment forbids bytecode, each process of pytest would rewrite the assertions of all tests.
+export PYTHONDONTWRITEBYTECODE :=
 # Jobs on the test's Slurm start hundreds of Pythons, many as users that may not write beside the sources.
 COMPILE = $(BIN)/python -m compileall -q holdfast slurm lifecycle ckpt launcher
 
@@ -55,7 +57,7 @@ demo: $(VENV)/.installed
 
 # What starts no process, each test within a limit of its own; property tests with fewer examples than in `make test`.
 check: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile check --timeout 10 \
+	@$(BIN)/python -m pytest -q -n 4 --dist worksteal --hypothesis-profile check --timeout 10 \
 		-m 'not processes and not slurm and not faults and not provision' --no-processes $(PYTEST_FLAGS)
 
 test: $(VENV)/.installed-dev

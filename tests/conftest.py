@@ -161,10 +161,15 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_signal_handlers() -> Iterator[None]:
-    """What a test sets for a signal, programs run in its process included, is not the next test's."""
+    """What a test sets for a signal, programs run in its process included, is not the next test's.
+
+    A test that is skipped where it is about to fork may have blocked signals for that.
+    """
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for number, handler in zip(numbers, before, strict=True):
         if handler is not None:
             signal.signal(number, handler)

@@ -210,6 +210,9 @@ def test_a_lock_that_cannot_be_made_says_who_may() -> None:
         pass
 
 
+IMAGE = "ami-12c6146b"  # one of moto's
+
+
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """An Auto Scaling group of two instances; a call tells them."""
@@ -218,8 +221,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[dict[st
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with mock_aws():
         scaling, ec2 = boto3.client("autoscaling"), boto3.client("ec2")
-        image = ec2.describe_images()["Images"][0]["ImageId"]
-        scaling.create_launch_configuration(LaunchConfigurationName="c", ImageId=image, InstanceType="t3.micro")
+        scaling.create_launch_configuration(LaunchConfigurationName="c", ImageId=IMAGE, InstanceType="t3.micro")
         scaling.create_auto_scaling_group(
             AutoScalingGroupName="g",
             LaunchConfigurationName="c",
