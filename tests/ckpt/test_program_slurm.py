@@ -32,6 +32,30 @@ for node in ${nodes[0]} ${nodes[2]} ${nodes[3]}; do
 done
 """
 
+# The second process leaves MPI_Init a second late. Each prints when it began to wait for the others, and when it ended.
+LATE = """
+import os, time
+from ckpt.agent.rpc.transport import await_all_initialised, load_mpi
+load_mpi().Init()
+if os.environ["SLURM_PROCID"] == "1":
+    time.sleep(1)
+began = time.time()
+await_all_initialised()
+print("waited", began, time.time())
+"""
+
+
+@pytest.mark.slurm
+def test_no_agent_sends_before_all_have_left_mpi_init(slurm_cluster: TestCluster) -> None:
+    """Open MPI ends a process that is late with SIGSEGV otherwise."""
+    (slurm_cluster.home / "late.py").write_text(LATE)
+    variables = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "LATE": str(slurm_cluster.home / "late.py")}
+    srun = "srun --mpi=pmix -N3 -n3 --overcommit $PYTHON $LATE"
+    said = run_job(slurm_cluster, srun, variables, nodes=3, timeout_s=60)
+    waits = [line.split()[1:] for line in said.splitlines() if line.startswith("waited")]
+    assert len(waits) == 3, said
+    assert max(float(began) for began, _ in waits) < min(float(ended) for _, ended in waits)
+
 
 @pytest.mark.slurm
 def test_over_several_nodes_it_goes_on_from_the_memory_of_the_others_with_the_same_heat(

@@ -18,6 +18,7 @@ from ckpt.errors import AgentError
 MAX_MESSAGE_BYTES = 1 << 30  # as of a manifest: a node's part of it is one message
 LEAST_MAX_TAG = 32767
 _MESSAGE_TAG = 1
+_PMIX_BOOL = 1  # pmix_common.h
 # If two nodes of a step connect to each other at the same moment, Slurm's PMIx accepts only the one whose number in the
 # step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first node in the step
 # that may be neither, and both wait for ever. Two agents connect so in the ring. So one of them starts later, by more
@@ -111,6 +112,25 @@ def apart_s() -> float:
     return min(_FARTHEST_APART_S, _APART_S * max(1.0, waiting))
 
 
+def await_all_initialised() -> None:
+    """Waits until MPI_Init has returned in all processes of the world. Collective.
+
+    Open MPI 5 adds COMM_WORLD to its receiver only after the last fence of MPI_Init. Under Slurm that fence does not
+    wait, because it collects no data (22.05). A process that is late, as on a busy node, then gets SIGSEGV from the
+    first message of another one (open-mpi/ompi#12495, pull 13559). This fence collects, and sends no message of MPI.
+    """
+    try:
+        pmix = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOW | os.RTLD_NOLOAD)  # the one that MPI_Init has loaded
+        create, load, free = pmix.PMIx_Info_create, pmix.PMIx_Info_load, pmix.PMIx_Info_free
+    except (OSError, AttributeError):  # not Open MPI 5
+        return
+    create.restype, one = ctypes.c_void_p, ctypes.c_size_t(1)
+    collect = ctypes.c_void_p(create(one))
+    load(collect, b"pmix.collect", ctypes.byref(ctypes.c_bool(True)), ctypes.c_uint16(_PMIX_BOOL))
+    pmix.PMIx_Fence(None, ctypes.c_size_t(0), collect, one)
+    free(collect, one)
+
+
 class MpiTransport:
     """A world of one MPI process per node. MPI's order of ranks does not matter."""
 
@@ -130,6 +150,7 @@ class MpiTransport:
         self._library = ctypes.CDLL(MPI.__file__)
         # only the thread of the event loop calls MPI
         self._library.MPI_Init_thread(None, None, MPI.THREAD_FUNNELED, ctypes.byref(ctypes.c_int()))
+        await_all_initialised()
         world = MPI.COMM_WORLD
         world.Set_errhandler(MPI.ERRORS_RETURN)
         if world.size != len(nodes):
