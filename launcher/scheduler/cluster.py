@@ -137,7 +137,8 @@ class Cluster(Protocol):
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         """The nodes, of the given ones, on which no process can be started any more, with the reasons.
 
-        Called before runners are started, and when agents do not start.
+        Called before runners are started, and when agents do not start. If no other node is reached, it looks again for
+        a while, because this node may be cut off.
 
         Args:
             nodes: the nodes to check.

@@ -52,6 +52,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 2.0
 _FORGET_TIMEOUT_S = 10.0
 _CONNECTING_AT_ONCE = 64
+CUT_OFF_S = 20.0  # so long a supervisor that reaches no other node takes this for its own trouble
 _REGISTERING_S = 5.0  # slurmctld has its nodes register 3 s after its start; srun fails before
 _REQUEUED_S = 600.0  # a slurmctld that was killed is back by then
 _ASK_TIMES = 5
@@ -224,6 +225,17 @@ class SlurmCluster:
             log.error("job %s has ended, but Slurm still has it: %s; scancel it", self._reference, error)
 
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
+        deadline_s, others = time.monotonic() + CUT_OFF_S, {*nodes} - {self.node}
+        while True:
+            found, silent = self._look(nodes, allocations)
+            if len(others) < 2 or not others <= silent or time.monotonic() >= deadline_s:
+                return found
+            log.warning("no slurmd of %s answers: this node may be cut off; looking again", ", ".join(sorted(others)))
+            time.sleep(_ASK_AGAIN_S)
+
+    def _look(self, nodes: Collection[str], allocations: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
+        """The nodes on which no process can be started, with the reasons, and those whose slurmd does not answer."""
+        silent: set[str] = set()
         job = self._slurm.job(self._reference)
         if job is None:
             raise SlurmError(f"job {self._reference}: Slurm knows no such job")
@@ -242,6 +254,7 @@ class SlurmCluster:
                 state = "+".join((node.state, *sorted(node.flags)))
                 return f"Slurm finds it {state}: {node.reason or 'no reason given'}"
             if not listens(node.address, node.port or port):
+                silent.add(node.name)
                 return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
             return None
 
@@ -253,7 +266,7 @@ class SlurmCluster:
             # Partly allocated nodes are shown as MIXED even then. srun fails for them with "Memory required by task
             # is not available".
             raise SlurmError(f"slurmctld started {up_s:.0f} s ago, and creates no step before its nodes register")
-        return found
+        return found, silent
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         self._out_of_use = exclude
@@ -325,7 +338,7 @@ class SlurmCluster:
         deadline_s = time.monotonic() + _REGISTERING_S
         while True:
             try:
-                unusable = self.unusable(nodes, {})
+                unusable, _ = self._look(nodes, {})
                 return [node for node in nodes if node not in unusable]
             except SlurmError:
                 if time.monotonic() >= deadline_s:

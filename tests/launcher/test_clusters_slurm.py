@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,24 @@ def test_nodes_that_can_be_given_nothing_are_told_by_what_slurm_and_they_themsel
         found = cluster(spec, scontrol).unusable(["n1", "n2", "n3", "n4"], {})
     assert found.keys() == {"n2", "n3", "n4"}  # n4 is none of the job's any more
     assert "slurmd does not answer" in found["n2"] and "DOWN+NOT_RESPONDING: Not responding" in found["n3"]
+
+
+def test_a_batch_host_that_reaches_no_other_node_looks_again(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be cut off itself. n2 and n3 answer its third look."""
+    looks = Counter[int]()
+
+    def listens(address: str, port: int) -> bool:
+        looks[port] += 1
+        return port == 1 or looks[port] == 3
+
+    monkeypatch.setattr(slurm_cluster, "listens", listens)
+    monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
+    lines = "\n".join(node_line(f"n{port}", "MIXED", port) for port in (1, 2, 3))
+    answers = (("RUNNING", 2), lines, PORT)
+    assert cluster(spec, Scontrol(*answers * 3, up_for(6))).unusable(["n1", "n2", "n3"], {}) == {}
+    assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2"], {}).keys() == {"n2"}  # one node says nothing of us
+    monkeypatch.setattr(slurm_cluster, "CUT_OFF_S", -1.0)
+    assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2", "n3"], {}).keys() == {"n2", "n3"}
 
 
 def test_nodes_that_a_starting_controller_has_not_heard_of_can_be_given_work(spec: JobSpec) -> None:

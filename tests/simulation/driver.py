@@ -9,9 +9,10 @@ from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from launcher.requeue import ASK_AGAIN_S, TIMEOUT_S
+from launcher.scheduler.slurm import CUT_OFF_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
-from simulation.event_rules import LACKS_NODES
+from simulation.event_rules import LACKS_NODES, NO_SLURMD
 from simulation.folder import FULL, HANGS, REMOVED
 from simulation.links import Links
 from simulation.runner import BASE
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _SETTLED = object()
 WRITE_AGAIN_S = 0.5
+CONNECT_S = 2.0  # to a slurmd that does not answer
 LOOK_S = 10.0  # how often it asks after boosters
 
 
@@ -401,13 +403,21 @@ class Driver:
             self.group.let_go()
             self.group = None
 
-    def _ask_unusable(self, command: do.AskUnusable) -> None:
-        def answer(error: str | None) -> given.UnusableAnswered:
+    def _ask_unusable(self, command: do.AskUnusable, since_s: float | None = None) -> None:
+        since_s = self.world.clock.now if since_s is None else since_s
+
+        def answer(error: str | None) -> given.UnusableAnswered | None:
             unusable = {} if error is not None else self.world.slurm.unusable(self, command.nodes, command.allocations)
+            others = {*command.nodes} - {self.host.name}
+            silent = {name for name, why in unusable.items() if why == NO_SLURMD}
+            if len(others) > 1 and others <= silent and self.world.clock.now < since_s + CUT_OFF_S:
+                self.world.clock.after(CONNECT_S, self._ask_unusable, command, since_s)
+                return None
             self.world.invariants.found_unusable(unusable)
             return given.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
 
-        self.world.slurm.ask(self, answer)
+        if self.is_alive and not self.is_done:
+            self.world.slurm.ask(self, answer)
 
     def _ask_allocation(self, command: do.AskAllocation) -> None:
         world = self.world

@@ -11,6 +11,7 @@ from launcher.core.gains import RAN_S, SUSPECT_AFTER
 
 _ONCE = ("workers_started", "restore", "first_step", "attempt_end")
 UNANSWERED = "Slurm does not answer"
+NO_SLURMD = "its slurmd does not answer"
 LACKS_NODES = "too few nodes are left"  # the same of a requeue
 _UNNAMED = "it has ended"  # where the scheduler gives no reason: here it always does
 _NOT_COUNTED = ("preflight", "scheduler_lost", "preempted")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
 from launcher.requeue import ASK_AGAIN_S
-from simulation.event_rules import LACKS_NODES, UNANSWERED
+from simulation.event_rules import LACKS_NODES, NO_SLURMD, UNANSWERED
 from simulation.runner import Runner
 from simulation.standby import BatchScript
 
@@ -312,7 +312,7 @@ class Slurm:
             if not host.is_allocated or allocations[name] != (host.allocation or BASE):
                 found[name] = "Slurm finds it ALLOCATED: not in the job"
             elif not host.has_slurmd or host.is_frozen or not world.network.reaches(driver.host, host):
-                found[name] = "its slurmd does not answer"
+                found[name] = NO_SLURMD
             elif name in self.not_launched:
                 found[name] = "srun could start no process there"
         return found
