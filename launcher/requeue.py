@@ -10,7 +10,7 @@ from collections.abc import Callable
 from launcher.errors import NoAnswer
 from slurm import Slurm, SlurmError
 
-TIMEOUT_S = 1800.0  # a controller may be restarted, or its backup may take over
+TIMEOUT_S = 1800.0  # as long as attempts wait for the scheduler (launcher.core.stages)
 ASK_AGAIN_S = 1.0
 _ASK_TIMES = 5
 

@@ -275,8 +275,13 @@ def _states(text: str) -> dict[str, tuple[str, str]]:
 
 def listens(address: str, port: int) -> bool:
     """Whether a process accepts connections there. A slurmd that does may serve, whatever the controller reports."""
+    return connection_error(address, port) is None
+
+
+def connection_error(address: str, port: int) -> OSError | None:
+    """Why no connection can be made; None if one can. ConnectionRefusedError: the host is reached, nothing listens."""
     try:
         socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None

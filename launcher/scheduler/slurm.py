@@ -43,7 +43,7 @@ from launcher.scheduler.cluster import AgentsHandle
 from launcher.scheduler.mpirun import find_mpirun
 from launcher.scheduler.srun_log import Launches
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
-from slurm.client import listens
+from slurm.client import connection_error
 
 log = logging.getLogger(__name__)
 
@@ -227,15 +227,15 @@ class SlurmCluster:
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         deadline_s, others = time.monotonic() + CUT_OFF_S, {*nodes} - {self.node}
         while True:
-            found, silent = self._look(nodes, allocations)
-            if len(others) < 2 or not others <= silent or time.monotonic() >= deadline_s:
+            found, unreached = self._look(nodes, allocations)
+            if len(others) < 2 or not others <= unreached or time.monotonic() >= deadline_s:
                 return found
-            log.warning("no slurmd of %s answers: this node may be cut off; looking again", ", ".join(sorted(others)))
+            log.warning("this node may be cut off: it reaches none of %s; looking again", ", ".join(sorted(others)))
             time.sleep(_ASK_AGAIN_S)
 
     def _look(self, nodes: Collection[str], allocations: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
-        """The nodes on which no process can be started, with the reasons, and those whose slurmd does not answer."""
-        silent: set[str] = set()
+        """The nodes on which no process can be started, with the reasons, and those that this node does not reach."""
+        unreached: set[str] = set()
         job = self._slurm.job(self._reference)
         if job is None:
             raise SlurmError(f"job {self._reference}: Slurm knows no such job")
@@ -253,8 +253,9 @@ class SlurmCluster:
             if node.name not in there or node.is_down:
                 state = "+".join((node.state, *sorted(node.flags)))
                 return f"Slurm finds it {state}: {node.reason or 'no reason given'}"
-            if not listens(node.address, node.port or port):
-                silent.add(node.name)
+            if (error := connection_error(node.address, node.port or port)) is not None:
+                if not isinstance(error, ConnectionRefusedError):
+                    unreached.add(node.name)
                 return f"its slurmd does not answer at {node.address}:{node.port or port}; see its log there"
             return None
 
@@ -266,7 +267,7 @@ class SlurmCluster:
             # Partly allocated nodes are shown as MIXED even then. srun fails for them with "Memory required by task
             # is not available".
             raise SlurmError(f"slurmctld started {up_s:.0f} s ago, and creates no step before its nodes register")
-        return found, silent
+        return found, unreached
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         self._out_of_use = exclude

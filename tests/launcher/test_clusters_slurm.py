@@ -350,18 +350,22 @@ def test_a_batch_host_that_reaches_no_other_node_looks_again(spec: JobSpec, monk
     """It may be cut off itself. n2 and n3 answer its third look."""
     looks = Counter[int]()
 
-    def listens(address: str, port: int) -> bool:
+    def connection_error(address: str, port: int) -> OSError | None:
         looks[port] += 1
-        return port == 1 or looks[port] == 3
+        return None if port == 1 or looks[port] == 3 else TimeoutError()
 
-    monkeypatch.setattr(slurm_cluster, "listens", listens)
+    monkeypatch.setattr(slurm_cluster, "connection_error", connection_error)
     monkeypatch.setattr(slurm_cluster, "_ASK_AGAIN_S", 0.0)
     lines = "\n".join(node_line(f"n{port}", "MIXED", port) for port in (1, 2, 3))
     answers = (("RUNNING", 2), lines, PORT)
     assert cluster(spec, Scontrol(*answers * 3, up_for(6))).unusable(["n1", "n2", "n3"], {}) == {}
     assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2"], {}).keys() == {"n2"}  # one node says nothing of us
-    monkeypatch.setattr(slurm_cluster, "CUT_OFF_S", -1.0)
-    assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2", "n3"], {}).keys() == {"n2", "n3"}
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_cluster, "CUT_OFF_S", -1.0)
+        assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2", "n3"], {}).keys() == {"n2", "n3"}
+    # hosts that refuse a connection are reached: it is their slurmd that is gone
+    monkeypatch.setattr(slurm_cluster, "connection_error", lambda *_: ConnectionRefusedError())
+    assert cluster(spec, Scontrol(*answers)).unusable(["n1", "n2", "n3"], {}).keys() == {"n1", "n2", "n3"}
 
 
 def test_nodes_that_a_starting_controller_has_not_heard_of_can_be_given_work(spec: JobSpec) -> None:

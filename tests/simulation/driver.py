@@ -409,8 +409,9 @@ class Driver:
         def answer(error: str | None) -> given.UnusableAnswered | None:
             unusable = {} if error is not None else self.world.slurm.unusable(self, command.nodes, command.allocations)
             others = {*command.nodes} - {self.host.name}
-            silent = {name for name, why in unusable.items() if why == NO_SLURMD}
-            if len(others) > 1 and others <= silent and self.world.clock.now < since_s + CUT_OFF_S:
+            silent = [self.world.hosts[name] for name in others if unusable.get(name) == NO_SLURMD]
+            cut = [host for host in silent if host.is_frozen or not self.world.network.reaches(self.host, host)]
+            if len(others) > 1 and len(cut) == len(others) and self.world.clock.now < since_s + CUT_OFF_S:
                 self.world.clock.after(CONNECT_S, self._ask_unusable, command, since_s)
                 return None
             self.world.invariants.found_unusable(unusable)

@@ -39,7 +39,6 @@ from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from launcher.core.teardown import AGENT_FLUSH_S
-from launcher.scheduler.slurm import CUT_OFF_S
 from simulation.decision_rules import DecisionRules
 from simulation.event_rules import EventRules
 from simulation.probes import Probes
@@ -118,7 +117,7 @@ _KEEPS_RANKS = frozenset((
     "workers_hang", "workers_pause", "worker_ends_early", "booster_ends", "node_crashes", "slurmd_dies",
 ))  # fmt: skip
 _LONGEST_S: dict[Stage | AttemptPhase, float] = {
-    Stage.ASKING: CUT_OFF_S + 3.0,  # of all other nodes slurmd may be dead
+    Stage.ASKING: 1.0,
     Stage.PROBING: 0.5,
     Stage.LOOKING: 0.5,
     Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
@@ -137,11 +136,7 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
     AttemptPhase.LOOKING: 0.5,
 }
-_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {
-    Stage.ASKING: 1.0,
-    Stage.GATHERING: 10.5,
-    AttemptPhase.KILLING: 1.0,
-}
+_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {Stage.GATHERING: 10.5, AttemptPhase.KILLING: 1.0}
 STOP_S = 15.0  # until all ranks have stopped at a step boundary
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
 _BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
