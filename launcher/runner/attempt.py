@@ -67,6 +67,7 @@ class NodeAttempt:
         self._handler_told = False
         self._terminated = False  # whether the workers have received a SIGTERM
         self._is_stopped = False  # whether the workers were asked to stop
+        self._ending = asyncio.Lock()
         self.number: int | None = None
         self.final_step: int | None = None
 
@@ -195,13 +196,15 @@ class NodeAttempt:
 
     async def kill(self, attempt: int) -> None:
         """Ends an attempt, if it runs here, and reports that no process of it is left."""
-        is_current = attempt == self.number
-        left = await self.end() if is_current else []
-        step = self.final_step if is_current else None
+        async with self._ending:  # another supervisor's request may be ending it
+            is_current = attempt == self.number
+            left = await self._end(attempt + 1, 0) if is_current else []
+            step = self.final_step if is_current else None
         self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
 
     async def end(self, next_attempt: int | None = None, generation: int = 0) -> list[int]:
-        """Ends the attempt's workers and the node's ckpt agents.
+        """Ends the attempt's workers and the node's ckpt agents. Waits for an end that has begun, which would otherwise
+        end the next attempt's processes too.
 
         Args:
             next_attempt, generation: agents of this attempt and generation are kept.
@@ -209,6 +212,10 @@ class NodeAttempt:
         Returns:
             Pids of processes that could not be killed.
         """
+        async with self._ending:
+            return await self._end(next_attempt, generation)
+
+    async def _end(self, next_attempt: int | None, generation: int) -> list[int]:
         self.number = None
         self._pids = {}
         self._network = None

@@ -165,6 +165,7 @@ class _Warm:
             finally:
                 os._exit(code)
         os.close(writes)
+        self._report({"event": "forked", "session": pid})  # the agent may be killed before it can report anything
         self._agents[pid] = lines = _Lines(reads, task["attempt"], self._report)
         self._selector.register(reads, selectors.EVENT_READ, lines.read)
 
@@ -211,7 +212,6 @@ class _Lines:
 def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
     die_with_parent(warm_pid)
     os.setsid()
-    report({"event": "forked", "session": os.getpid()})
     # Torch elastic turns these signals into an exit that ends the workers; they are blocked, so they never arrive.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     os.environ.update(task["env"])

@@ -75,3 +75,47 @@ def test_the_end_of_workers_says_whether_they_had_been_asked_to_stop(
     attempt.stop(terminated=True)
     made[0].report({"event": "ended", "ok": True})
     assert [message["stopped"] for message in sent] == [False, True]
+
+
+def test_an_attempt_that_comes_while_another_one_is_ended_waits_for_that_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that was cut off kills an attempt; the next supervisor kills it too, and starts another one."""
+
+    class Workers:
+        ended = asyncio.Event()
+        kills = 0
+
+        async def kill(self, timeout_s: float) -> list[int]:
+            self.kills += 1
+            await self.ended.wait()
+            return []
+
+        def start(self, task: dict[str, Any]) -> None:
+            pass
+
+    workers = Workers()
+    monkeypatch.setattr("launcher.runner.attempt.Workers", lambda report: workers)
+    config = RunnerConfig(
+        run_id="run", node="n", ram_dir=tmp_path, job_dir=tmp_path, host="localhost", port=1, parent_pid=None
+    )
+    coming = agent(tmp_path, attempt=2)
+    sent: list[dict[str, Any]] = []
+
+    async def supervisors() -> None:
+        attempt = NodeAttempt(config, sent.append, lambda: None)
+        attempt.number = 1
+        asked = [asyncio.create_task(attempt.kill(1)), asyncio.create_task(attempt.kill(1))]
+        start = asyncio.create_task(attempt.end(next_attempt=2))
+        while not workers.kills:
+            await asyncio.sleep(0)
+        done, _ = await asyncio.wait({*asked, start}, timeout=0.1)
+        assert not done and not sent and workers.kills == 1, "none may pass before the first has ended the attempt"
+        workers.ended.set()
+        await asyncio.gather(*asked, start)
+
+    asyncio.run(supervisors())
+    assert [(message["op"], message["left"]) for message in sent] == [("killed", [])] * 2
+    assert coming.poll() is None, "another supervisor has started it for the next attempt"
+    coming.kill()
+    coming.communicate()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +107,18 @@ def test_what_a_script_leaves_behind_is_ended_and_reaped(tmp_path: Path) -> None
         running.cancel()
 
     asyncio.run(asyncio.wait_for(attempt(), 60))
+
+
+def test_an_agent_that_is_killed_at_once_is_told_of_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runner waits for that before it ends an attempt."""
+    from launcher.runner import warm
+
+    monkeypatch.setattr(warm, "_run_agent", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    tasks, _ = os.pipe()
+    reads, reports = os.pipe()
+    warm._Warm(tasks, reports)._fork({"attempt": 1})
+    os.close(reports)
+    with open(reads) as lines:
+        (told,) = map(json.loads, lines)
+    assert told["event"] == "forked"
+    assert os.waitpid(told["session"], 0) == (told["session"], signal.SIGKILL)
