@@ -32,6 +32,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
 # Flags of a node that can begin a job now: how it was added to the cluster, and that a pending job is to get it later.
 _STILL_AVAILABLE = frozenset(("CLOUD", "DYNAMIC_FUTURE", "DYNAMIC_NORM", "PLANNED"))
+_CANNOT_WRITE = "0:53"  # slurmstepd's code for it, in the place of a signal
 # NonZeroExitCode where a shell outlived what it ran. Of a script that a signal ended, releases since 23.02 say
 # RaisedSignal:9(Killed).
 _SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
@@ -131,6 +132,7 @@ class Job:
         batch_host: the node of its batch script; None before it starts.
         restarts: number of requeues.
         exit_code: exit code of its script.
+        cannot_write: whether it ended because Slurm could not open the files of its output.
         memory_per_node_bytes: allocated memory of a node, on average; None if Slurm does not count it.
         cpus_per_node: allocated processors of a node, on average, rounded up; None if Slurm does not count them.
     """
@@ -144,6 +146,7 @@ class Job:
     batch_host: str | None
     restarts: int
     exit_code: int
+    cannot_write: bool = False
     excluded: tuple[str, ...] = ()
     time_left_s: float | None = None
     memory_per_node_bytes: int | None = None
@@ -178,6 +181,7 @@ class Job:
             batch_host=fields.optional("BatchHost") or None,
             restarts=fields.number("Restarts", 0),
             exit_code=int(fields.optional("ExitCode").split(":")[0] or 0),
+            cannot_write=fields.optional("ExitCode") == _CANNOT_WRITE,
             excluded=expand(fields.optional("ExcNodeList")),
             time_left_s=_difference_s(fields.optional("TimeLimit"), fields.optional("RunTime")),
             memory_per_node_bytes=share.get("mem"),

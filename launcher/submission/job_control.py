@@ -256,6 +256,8 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         return replace(status, state="cancelled", reason=None)
     if queued is None or queued.has_ended:
         answer = "no longer knows it" if queued is None else f"says {queued.state}"
+        if queued is not None and queued.cannot_write:
+            answer = f"could not open its log in {job.folder}; submit it again when that folder can be written"
         return replace(status, state="lost", reason=f"it left no outcome and Slurm {answer}; {last_words(job)}")
     if waits is not None:
         return replace(status, state="requeued" if status.attempt is not None else "pending", reason=waits)

@@ -120,7 +120,8 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
             stood_still = ended(job)
         except (Exception, pytest.fail.Exception) as error:
             stood_still = str(error).splitlines()[0] if str(error) else type(error).__name__
-        over = job.is_over
+        refused = not job.is_over and has_refused_log(job)
+        over = job.is_over or refused
         stranded = {note for fault in injected if CATALOGUE[fault.name].strands for note in fault.notes}
         if not args.hooks:
             stranded |= outside(job) | away_at_cancel(job.watch.events())
@@ -133,6 +134,7 @@ def one_round(cluster: Any, path: Path, args: argparse.Namespace, number: int, d
             wrong_digests=wrong,
             leftovers=left,
             stood_still=stood_still,
+            log_refused=refused,
         )
         return done, name
 
@@ -192,6 +194,12 @@ def ended(job: BrokenJob) -> str | None:
         job.tell("finish")
         job.watch.wait_for("job_end", SETTLE_S + 60)
     return None
+
+
+def has_refused_log(job: BrokenJob) -> bool:
+    """Whether Slurm has failed the job because it could not open its log."""
+    shown = job.cluster.run_as_user(["scontrol", "show", "job", job.job_id], check=False).stdout
+    return "JobState=FAILED" in shown and "ExitCode=0:53" in shown
 
 
 def outside(job: BrokenJob) -> set[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from broken_job import BrokenJob
 from slurm_kit import job_state
-from verdict import MEMORY_DAMAGED
+from verdict import MEMORY_DAMAGED, READ_ONLY
 
 from launcher.leadership.terms import newest
 from slurm import command
@@ -277,7 +277,7 @@ def fill_share(at: Injection) -> Undo:
     return filler.unlink
 
 
-@fault("job folder read-only", "storage")
+@fault(READ_ONLY, "storage")
 def share_read_only(at: Injection) -> Undo:
     """The kernel refuses it while a file is open for writing."""
     deadline = time.monotonic() + READ_ONLY_TRIES_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from catalogue import CATALOGUE, damage, delete, drawable, flip_bits, truncate
-from verdict import DEGRADED, MEMORY_DAMAGED, OK, WRONG, Injected, Round, away_at_cancel, costs, lost_steps
+from verdict import DEGRADED, MEMORY_DAMAGED, OK, READ_ONLY, WRONG, Injected, Round, away_at_cancel, costs, lost_steps
 
 START = {"event": "attempt_start", "time": 1.0, "attempt": 0, "nodes": ["n1", "n2"], "spares": ["n3"]}
 COMMIT = {"event": "commit", "time": 5.0, "attempt": 0, "tier": "memory", "step": 40}
@@ -16,6 +16,7 @@ AGAIN = {"event": "attempt_start", "time": 12.0, "attempt": 1, "nodes": ["n1", "
 FIRST = {"event": "first_step", "time": 14.0, "attempt": 1, "step": 41}
 DONE = {"event": "job_end", "time": 20.0, "outcome": "done"}
 CRASH = Injected(name="node crashed", kind="node", nodes=1, ends=None, time=10.0)
+UNWRITABLE = Injected(name=READ_ONLY, kind="storage", nodes=0, ends=None, time=10.0)
 CANCEL = Injected(name="scancel", kind="slurm", nodes=0, ends="cancelled", time=15.0)
 
 
@@ -36,6 +37,8 @@ def a_round(step: int = 40, end: dict[str, object] | None = DONE, tolerance: int
         (a_round(step=30, tolerance=0), DEGRADED, "more lost than the scheme covers"),
         (a_round(step=30), WRONG, "committed steps lost"),
         (a_round(end=None, stood_still="commit"), WRONG, "no outcome: commit"),
+        (a_round(end=None, log_refused=True), WRONG, "no outcome"),
+        (a_round(end=None, log_refused=True, injected=[UNWRITABLE]), DEGRADED, "Slurm could not open the job's log"),
         (a_round(end=DONE | {"outcome": "no_progress"}), WRONG, "ended as no_progress"),
         (a_round(injected=[CRASH, CANCEL]), WRONG, "ended as done, not cancelled"),
         (a_round(wrong_digests=[40]), WRONG, "weights differ"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OK, DEGRADED, WRONG = "ok", "degraded", "wrong"
-MEMORY_DAMAGED = "memory damaged"  # the fault's name in the catalogue
+MEMORY_DAMAGED, READ_ONLY = "memory damaged", "job folder read-only"  # names of faults in the catalogue
 
 Event = Mapping[str, Any]
 
@@ -44,6 +44,7 @@ class Round:
         wrong_digests: steps at which the weights differ from an undisturbed run's.
         leftovers: processes and memory directories of the job that are still on a node.
         stood_still: what was waited for in vain; None where the job ended in time.
+        log_refused: whether Slurm failed the job because it could not open its log, before anything of the job ran.
     """
 
     injected: Sequence[Injected]
@@ -52,6 +53,7 @@ class Round:
     wrong_digests: Sequence[int] = ()
     leftovers: Sequence[str] = ()
     stood_still: str | None = None
+    log_refused: bool = False
 
     @property
     def outcome(self) -> str | None:
@@ -64,6 +66,8 @@ class Round:
         must = next((fault.ends for fault in self.injected if fault.ends), "done")
         if self.wrong_digests:
             return WRONG, f"weights differ at steps {list(self.wrong_digests)[:5]}"
+        if self.outcome is None and self.log_refused and any(fault.name == READ_ONLY for fault in self.injected):
+            return DEGRADED, "Slurm could not open the job's log as it started it again, and failed it"
         if self.outcome is None:
             return WRONG, f"no outcome: {self.stood_still or 'no job_end event'}"
         if self.outcome != must:

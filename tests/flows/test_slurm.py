@@ -141,3 +141,13 @@ def test_a_requeued_job_is_not_given_the_nodes_that_failed(slurm_cluster: Any, j
     assert again["rung"] == "requeue" and lost not in again["nodes"], watch.story()
     shown = slurm_cluster.run_as_user(["scontrol", "show", "job", "-o", job_id], timeout_s=20).stdout
     assert f"ExcNodeList={lost} " in shown
+
+
+def test_a_job_whose_log_slurm_cannot_open_says_so(slurm_cluster: Any, job_file: Path) -> None:
+    """Slurm opens it before anything of the job runs, and fails the job."""
+    job_id, watch = submit(slurm_cluster, job_file, "--hold")
+    watch.job_dir.chmod(0o555)
+    slurm_cluster.run_as_user(["scontrol", "release", job_id])
+    watch.until(ends_as(slurm_cluster, job_id, "FAILED"), 60, "end")
+    told = status(slurm_cluster, job_id)
+    assert told["state"] == "lost" and f"could not open its log in {watch.job_dir}" in told["reason"], told

@@ -86,7 +86,7 @@ def test_the_time_left_is_told_by_durations_alone() -> None:
 
 def test_an_ended_job_has_ended() -> None:
     job = Job.parse("JobId=1 UserId=a(1) JobState=NODE_FAIL ExitCode=1:0 Partition=p NumNodes=1")
-    assert job.has_ended and job.exit_code == 1
+    assert job.has_ended and job.exit_code == 1 and not job.cannot_write
 
 
 @pytest.mark.parametrize("name", ["x JobState=COMPLETED", "x\n   JobState=COMPLETED NumNodes=2"])
