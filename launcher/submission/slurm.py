@@ -67,6 +67,20 @@ _SHORT_OPTIONS = {
 }
 _FLAGS = ("exclusive",)  # that may stand without a value; one is given with "="
 
+# The supervisor replaces the batch shell, because `--signal=B:` and `scancel --batch` signal only that process. The
+# first trap keeps an early warning of the time limit from ending it; the supervisor also checks the time itself.
+# A job that has started before is not ended by a batch host on which the environment is missing: it is requeued without
+# that host. Slurm refuses the exclusion for a running job, so it comes after the requeue, whose SIGTERM is ignored.
+_SCRIPT = """\
+trap '' USR1 USR2
+if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && ! {python} -c 'import launcher.submission.batch'; then
+    trap '' TERM
+    excluded=$(scontrol show job --oneliner "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\\([^ (]*\\).*/\\1,/p')
+    scontrol requeue "$SLURM_JOB_ID" &&
+        exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$excluded$SLURMD_NODENAME"
+fi
+exec {python} -u -m launcher.submission.batch slurm {folder}"""
+
 _log = logging.getLogger(__name__)
 
 
@@ -140,9 +154,6 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     def __init__(self, folder: Path | str, flags: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(folder, **{"python": shlex.join(PYTHON)} | kwargs)
-        # The supervisor replaces the batch shell, because `--signal=B:` and `scancel --batch` signal only that process.
-        # The trap keeps an early warning of the time limit from ending it; the supervisor also checks the time itself.
-        self.python = f"trap '' USR1 USR2; exec {self.python}"
         self._flags = tuple(flags)
 
     @classmethod
@@ -234,7 +245,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     @property
     def _submitit_command_str(self) -> str:
-        return f"{self.python} -u -m launcher.submission.batch slurm {shlex.quote(str(self.folder))}"
+        return _SCRIPT.format(python=self.python, folder=shlex.quote(str(self.folder)))
 
     def launch(self, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """Submit one job, or an array of jobs, with one sbatch."""

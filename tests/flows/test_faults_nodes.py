@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,27 @@ def test_a_python_without_torch_ends_the_job_and_is_held_against_no_node(fault_c
     assert "ExcNodeList=(null)" in record or "ExcNodeList" not in record, record
     assert "cannot load torch" in shown(fault_cluster, job_id)
     assert read_incidents(watch.job_dir / "events.jsonl") == []
+
+
+def test_a_requeued_job_whose_batch_host_lacks_the_environment(
+    fault_cluster: Any, steady_digests: dict[int, str]
+) -> None:
+    """As where a file system is not mounted: nothing of the job can run there. Slurm gives it another host."""
+    *_, unwanted = fault_cluster.nodes
+    job = BrokenJob(fault_cluster, fault_cluster.home / "no-environment", f"--exclude={unwanted}")
+    job.settle()
+    record = fault_cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job.job_id]).stdout
+    (host,) = re.findall(r" BatchHost=(\S+)", record)
+    packages = str(Path(sys.prefix) / "lib")
+    fault_cluster.run_on_node(host, ["mount", "-t", "tmpfs", "tmpfs", packages])
+    try:
+        fault_cluster.run_as_user(["scontrol", "requeue", job.job_id])
+        again = job.watch.wait_for("attempt_start", 240, rung="requeue")
+    finally:
+        fault_cluster.run_on_node(host, ["umount", "--lazy", packages])
+    assert not {host, unwanted} & {*again["nodes"], *again["spares"]}
+    job.settle()
+    job.finish(steady_digests)
 
 
 def test_a_node_whose_slurmd_is_killed(fault_cluster: Any, steady_digests: dict[int, str]) -> None:

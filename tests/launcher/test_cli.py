@@ -75,7 +75,14 @@ GOLDEN_SCRIPT = """\
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-trap '' USR1 USR2; exec {python} -u -m launcher.submission.batch slurm {cwd}/runs/%j
+trap '' USR1 USR2
+if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && ! {python} -c 'import launcher.submission.batch'; then
+    trap '' TERM
+    excluded=$(scontrol show job --oneliner "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\\([^ (]*\\).*/\\1,/p')
+    scontrol requeue "$SLURM_JOB_ID" &&
+        exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$excluded$SLURMD_NODENAME"
+fi
+exec {python} -u -m launcher.submission.batch slurm {cwd}/runs/%j
 """
 
 
