@@ -12,19 +12,17 @@ import hashlib
 import hmac
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from s3_kit import BUCKET
-from waiting import until
 
 from ckpt.tiers.s3_client import S3Options
 
@@ -39,12 +37,13 @@ def azure_server() -> Iterator[S3Options]:
     """Azurite with an empty container, in memory; its account in the environment."""
     if not AZURITE.exists():
         pytest.skip("no Azurite: `make test` installs it where npm is there")
-    port = _free_port()
-    argv = [AZURITE, "--inMemoryPersistence", "--blobPort", str(port), "--silent", "--disableTelemetry"]
-    process = subprocess.Popen([*argv, "--skipApiVersionCheck"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    argv = [AZURITE, "--inMemoryPersistence", "--blobPort", "0", "--silent", "--disableTelemetry"]
+    process = subprocess.Popen([*argv, "--skipApiVersionCheck"], stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: _answers(port), "Azurite", deadline_s=150.0)  # node reads some thousand files, from a cold cache
-        url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
+        assert process.stdout is not None
+        listens = next((line for line in process.stdout if "listens on http" in line), None)
+        assert listens, "Azurite does not start"
+        url = f"{listens.split()[-1]}/{_ACCOUNT}"
         _make_container(url)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", _ACCOUNT)
@@ -97,15 +96,3 @@ def _make_container(url: str) -> None:
     headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": "0"}
     request = urllib.request.Request(f"{url}/{BUCKET}?restype=container", method="PUT", headers=headers)
     urllib.request.urlopen(request).close()
-
-
-def _answers(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -22,6 +22,7 @@ from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_client import S3Options
+from launcher.runner.port import free_port
 
 KEY, SECRET = "HOLDFASTTESTACCESSKEY", "holdfast-test-secret-of-a-realistic-length"
 BUCKET = "bucket"
@@ -36,7 +37,7 @@ class S3Server:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / BUCKET).mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.endpoint_url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -141,9 +142,3 @@ def answering(answer: Answer) -> Iterator[S3Options]:
         http.shutdown()
         http.server_close()
         thread.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
