@@ -75,7 +75,7 @@ _SCRIPT = """\
 trap '' USR1 USR2
 if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && ! {python} -c 'import launcher.submission.batch'; then
     trap '' TERM
-    excluded=$(scontrol show job --oneliner "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\\([^ (]*\\).*/\\1,/p')
+    excluded=$(scontrol show job --oneliner "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\\([^ (][^ ]*\\).*/\\1,/p')
     scontrol requeue "$SLURM_JOB_ID" &&
         exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$excluded$SLURMD_NODENAME"
 fi

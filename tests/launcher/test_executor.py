@@ -26,7 +26,7 @@ from launcher.stop_request import StopRequest
 from launcher.submission import in_allocation, job_control
 from launcher.submission.batch import main
 from launcher.submission.request import write_request
-from launcher.submission.slurm import SlurmWatcher, cancel
+from launcher.submission.slurm import SlurmWatcher, SupervisedSlurmExecutor, cancel
 from launcher.supervisor_process import Process
 
 PENDING = Path(__file__).parents[1] / "slurm" / "recorded" / "job_pending.txt"
@@ -130,6 +130,29 @@ def test_the_supervisor_takes_the_batch_shells_place(home: Path, command: Any) -
     Executor(cluster="slurm").submit(Torchrun("train.py"))
     last = (home / "asked" / "0").read_text().rstrip().splitlines()[-1]
     assert last.startswith(f"exec {sys.executable} ")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "excluded", "asked_of_slurm"),
+    [
+        ("0", "(null)", []),
+        ("1", "(null)", ["requeue 7", "update JobId=7 ExcNodeList=n1"]),
+        ("1", "n[4-5]", ["requeue 7", "update JobId=7 ExcNodeList=n[4-5],n1"]),
+    ],
+)
+def test_a_restart_on_a_host_that_cannot_load_the_launcher_goes_to_another_host(
+    tmp_path: Path, restarts: str, excluded: str, asked_of_slurm: list[str]
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    shown = f'echo "JobId=7 ReqNodeList=(null) ExcNodeList={excluded} NumNodes=2"'
+    scontrol.write_text(f'#!/bin/sh\n[ "$1" = show ] && {shown} || echo "$*" >> {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    script = SupervisedSlurmExecutor(tmp_path / "%j", python="false")._submitit_command_str
+    job = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(["bash", "-c", script], check=False, env=job | {"SLURM_RESTART_COUNT": restarts})
+    asked = tmp_path / "asked"
+    assert (asked.read_text().splitlines() if asked.exists() else []) == asked_of_slurm
+    assert bool(done.returncode) == (restarts == "0"), "a first start fails with the launcher's own error"
 
 
 def test_a_folder_without_the_job_id_gets_one(home: Path, command: Any) -> None:
