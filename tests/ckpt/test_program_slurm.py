@@ -12,6 +12,7 @@ from test_heat import HEAT
 from test_without_torch import BLOCKER
 from trainer_kit import solo_namespace
 
+from ckpt.agent.process.launch import environment, srun_world
 from slurm.testbed import TestCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,35 @@ def test_no_agent_sends_before_all_have_left_mpi_init(slurm_cluster: TestCluster
     waits = [line.split()[1:] for line in said.splitlines() if line.startswith("waited")]
     assert len(waits) == 3, said
     assert max(float(began) for began, _ in waits) < min(float(ended) for _, ended in waits)
+
+
+TOGETHER = """
+import os
+from ckpt.agent.rpc.transport import await_all_initialised, load_mpi
+load_mpi().Init()
+await_all_initialised()
+print("together", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slurm
+def test_agents_meet_without_the_jobs_first_node(slurm_cluster: TestCluster) -> None:
+    """Slurm's PMIx must number their nodes by the step alone.
+
+    Otherwise two agents wait for ever if both connect at the same moment. That is a matter of chance with the ring. The
+    tree never ends then (22.05), so this test uses it.
+    """
+    (slurm_cluster.home / "together.py").write_text(TOGETHER)
+    nodes = slurm_cluster.nodes[1:3]
+    variables = environment() | {"PYTHONPATH": str(ROOT), "SLURM_PMIX_FENCE": "tree"}
+    step = [*srun_world("$SLURM_JOB_ID", nodes), sys.executable, str(slurm_cluster.home / "together.py")]
+    script = f"""
+[ "$(scontrol show hostnames $SLURM_JOB_NODELIST | tail -2 | xargs)" = "{" ".join(nodes)}" ] || exit 2
+timeout --kill-after=1 30 {" ".join(step)}
+"""
+    said = run_job(slurm_cluster, script, variables, nodes=3, timeout_s=60)
+    assert said.splitlines().count("together") == 2, said
 
 
 @pytest.mark.slurm

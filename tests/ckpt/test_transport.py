@@ -14,7 +14,7 @@ from mpi_kit import mpirun
 from transport_conformance import check
 
 from ckpt.agent.process.launch import environment
-from ckpt.agent.rpc.transport import SoloTransport, TransportError, apart_s
+from ckpt.agent.rpc.transport import SoloTransport, TransportError
 
 
 def test_the_fake_conforms():
@@ -47,13 +47,3 @@ def test_a_world_of_one_has_nobody_to_talk_to():
             move(0, 1, memoryview(bytearray(1)))
     assert solo.done([]) == []
     solo.close()
-
-
-@pytest.mark.parametrize(
-    ("waiting_per_cpu", "least_s", "most_s"), [(0, 0.1, 0.2), (1, 0.1, 0.2), (6, 0.5, 1), (1000, 1, 5)]
-)
-def test_the_second_of_two_agents_comes_later_on_a_busy_node(
-    waiting_per_cpu: int, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (waiting_per_cpu * (os.cpu_count() or 1), 0.0, 0.0))
-    assert least_s <= apart_s() <= most_s

@@ -22,10 +22,6 @@ _SHIM = Path(__file__).with_name("shim.py")
 # reserves space in /proc/PID/environ of forked agents, which cannot be larger than the template's own
 RESERVE = {"HOLDFAST_RESERVE": 4096 * "-"}
 
-# Options of the agents' srun. If an agent dies before MPI knows of it, the others would wait for it. srun sends them a
-# SIGTERM, after which they soon exit. They get none of the job's GPUs.
-ONE_WORLD = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
-
 # Variables with which sbatch passes the job's GPUs to srun. Without them a step has all that the job has on each node,
 # however it was requested. With them a step without GPUs fails (seen on 22.05).
 _OF_THE_JOBS_GPUS = (
@@ -83,6 +79,24 @@ def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
         *("--cpu-bind=none", "--wait=0", "--quiet", *options),
     ]
+
+
+def srun_world(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
+    """The agents' step: one MPI world, which gets none of the job's GPUs.
+
+    If an agent dies before MPI knows of it, the others would wait for it; srun sends them a SIGTERM, after which they
+    soon exit.
+
+    Two nodes of a step may connect to each other at the same moment. Slurm's PMIx then accepts the connection if its
+    own number in the step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). In a step without the
+    job's first node that may be true of neither, and both would wait for ever. Slurm takes a node's number in the job
+    from SLURM_JOB_NODELIST, so with the step's nodes there the two numbers are the same.
+
+    Args:
+        nodes: in Slurm's order.
+    """
+    world = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
+    return ["env", f"SLURM_JOB_NODELIST={','.join(nodes)}", *srun(job_id, nodes, *options, *world)]
 
 
 def mpirun_over_srun(

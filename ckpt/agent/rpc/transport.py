@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,12 +18,6 @@ MAX_MESSAGE_BYTES = 1 << 30  # as of a manifest: a node's part of it is one mess
 LEAST_MAX_TAG = 32767
 _MESSAGE_TAG = 1
 _PMIX_BOOL = 1  # pmix_common.h
-# If two nodes of a step connect to each other at the same moment, Slurm's PMIx accepts only the one whose number in the
-# step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). Without the job's first node in the step
-# that may be neither, and both wait for ever. Two agents connect so in the ring. So one of them starts later, by more
-# on a busy node, where the first connection takes longer. (With SLURM_PMIX_DIRECT_CONN=false no ring ends, 22.05.)
-_APART_S = 0.15
-_FARTHEST_APART_S = 2.0
 
 
 class TransportError(AgentError):
@@ -106,12 +99,6 @@ def load_mpi() -> Any:
     return MPI
 
 
-def apart_s() -> float:
-    """The seconds by which the second of two agents starts later; more if more processes wait for a CPU."""
-    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(_FARTHEST_APART_S, _APART_S * max(1.0, waiting))
-
-
 def await_all_initialised() -> None:
     """Waits until MPI_Init has returned in all processes of the world. Collective.
 
@@ -143,8 +130,6 @@ class MpiTransport:
         Raises:
             TransportError: the MPI world is not one process for each node.
         """
-        if len(nodes) == 2 and node == nodes[1] and "SLURM_STEP_ID" in os.environ:
-            time.sleep(apart_s())
         MPI = self._mpi = load_mpi()
         # by ctypes, because mpi4py holds the GIL during MPI_Init and MPI_Finalize, so no deadline could end it
         self._library = ctypes.CDLL(MPI.__file__)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpt.agent.process.launch import ONE_WORLD, command, environment, outside_our_step, srun
+from ckpt.agent.process.launch import command, environment, outside_our_step, srun_world
 from ckpt.agent.rpc.client import Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, ConfigError
@@ -153,7 +153,7 @@ class ProgramAgents:
         def start() -> str:
             argv = command(until_unused=True)
             if len(self.place.nodes) > 1:
-                argv = [*srun(self.place.job, self.place.nodes, *ONE_WORLD), *argv]
+                argv = [*srun_world(self.place.job, self.place.nodes), *argv]
             self._process = start_agents(argv, self.place, config, outside_our_step(os.environ) | environment())
             self._monitor = self._connect_while_starting(timeout_s)
             return ""
