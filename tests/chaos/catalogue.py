@@ -147,7 +147,11 @@ def _signal_process(process: str, signal: str) -> Inject:
 def _signal_worker(signal: str) -> Inject:
     def inject(at: Injection) -> Undo:
         rank = at.random.randrange(len(at.job.attempt["nodes"]) * at.job.workers_per_node)
-        node, pid = at.job.node_of(rank), at.job.pid_of(rank)
+        node = at.job.node_of(rank)
+        try:
+            pid = at.job.pid_of(rank)
+        except (AssertionError, FileNotFoundError):
+            raise NotInjected(f"rank {rank} is just being started") from None
         at.notes.append(f"rank {rank} on {node}")
         at.run(node, "kill", f"-{signal}", pid)
         return (lambda: at.run(node, "kill", "-CONT", pid)) if signal == "STOP" else None
