@@ -204,6 +204,12 @@ class Worker(Link):
         self.place = place
         self.local_rank = local_rank
         self.rank = place.node_rank * place.ranks_per_node + local_rank
+        self.has_plan = place.generation > 0
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        reply = await super().request(op, **fields)
+        self.has_plan |= op == "plan"
+        return reply
 
     async def connect(self) -> Worker:
         await self.open(
@@ -218,6 +224,7 @@ class Worker(Link):
         return self
 
     def stage(self, step: int, slot: int, data: bytes | None = None) -> bytes:
+        assert self.has_plan, "a worker asks for the plan before its first save, or the restore might take that up"
         data = content(self.rank, step) if data is None else data
         name = f"own-{self.local_rank}-{slot}"
         (self.place.ram_dir / f"{name}.json").unlink(missing_ok=True)
@@ -243,7 +250,10 @@ class Worker(Link):
 
 
 class World:
-    """The agents of one attempt, in this process, with their workers and monitors."""
+    """The agents of one attempt, in this process, with their workers and monitors.
+
+    In a first attempt, where there is little to restore, the workers have the plan already.
+    """
 
     def __init__(
         self,
@@ -256,6 +266,7 @@ class World:
         generation: int = 0,
         until_unused: bool = False,
         holders: Sequence[str] = (),
+        asks_for_plan: bool = True,
     ) -> None:
         self.fake = FakeWorld(len(nodes) + len(holders))
         self.places = []
@@ -264,7 +275,7 @@ class World:
         self._checkpoint = checkpoint
         self._deadlines = deadlines
         self._until_unused = until_unused
-        self.is_restored = generation > 0
+        self._asks_for_plan = asks_for_plan and attempt == generation == 0
         for node in (*nodes, *holders):
             ram_dir = root / node
             ram_dir.mkdir(mode=0o700, exist_ok=True)
@@ -291,6 +302,8 @@ class World:
             self.monitors.append(monitor)
             for local_rank in range(0 if place.is_holder else place.ranks_per_node):
                 self.workers.append(await Worker(place, local_rank).connect())
+        if self._asks_for_plan:
+            await self.plan()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -308,11 +321,8 @@ class World:
         self._memories = []
 
     async def save(self, step: int, slot: int, flush: bool = False) -> None:
-        """All workers save; returns when all have heard of the commit.
-
-        As a worker does, they ask for the plan before the first save. The restore might take up an earlier save.
-        """
-        if not self.is_restored:
+        """All workers save, after the plan; returns when all have heard of the commit."""
+        if not all(worker.has_plan for worker in self.workers):
             await self.plan()
         for worker in self.workers:
             worker.save(step, slot, flush=flush)
@@ -369,7 +379,6 @@ class World:
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""
-        self.is_restored = True
         plans = [await worker.request("plan") for worker in self.workers]
         first = dict(plans[0])
         for plan in (first, *plans):

@@ -103,7 +103,7 @@ def test_a_run_whose_process_on_this_machine_is_gone_is_succeeded_before_silence
             await first.save(10, 0)
             await first.await_saves()
         another_run(monkeypatch)
-        async with World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER) as second:
+        async with World(tmp_path, ["b"], 0, checkpoint, deadlines=NEVER, asks_for_plan=False) as second:
             await second.monitors[0].event("problem", what="the namespace is claimed in the shared tier")
             assert "taken over" not in caplog.text
             owner.kill()

@@ -145,8 +145,10 @@ class TestFlush:
         async def test(s3):
             deadlines = replace(DEADLINES, flush_s=3)
             checkpoint = config(tmp_path / "shared", s3=s3)
-            async with World(tmp_path, ["a", "b"], 0, checkpoint, deadlines=deadlines) as world:
-                world.is_restored = True  # no restore is agreed with such a bucket
+            world = World(tmp_path, ["a", "b"], 0, checkpoint, deadlines=deadlines, asks_for_plan=False)
+            async with world:
+                for worker in world.workers:
+                    worker.has_plan = True  # no restore is agreed with such a bucket
                 for slot, step in enumerate((10, 15)):
                     await world.save(step, slot)
                 problem = await world.monitors[0].event("problem", step=10, failed="s3")
