@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from slurm_job import run_job
 from test_heat import HEAT
 from test_without_torch import BLOCKER
 from trainer_kit import solo_namespace
+from waiting import until
 
 from ckpt.agent.process.launch import environment, srun_world
+from slurm import Slurm
 from slurm.testbed import TestCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,12 +40,14 @@ done
 LATE = """
 import os, time
 from ckpt.agent.rpc.transport import await_all_initialised, load_mpi
-load_mpi().Init()
+mpi = load_mpi()
+mpi.Init()
 if os.environ["SLURM_PROCID"] == "1":
     time.sleep(1)
 began = time.time()
 await_all_initialised()
-print("waited", began, time.time())
+print("waited", began, time.time(), flush=True)
+mpi.Finalize()  # without it Slurm's PMIx ends the others
 """
 
 
@@ -59,32 +64,61 @@ def test_no_agent_sends_before_all_have_left_mpi_init(slurm_cluster: TestCluster
 
 
 TOGETHER = """
-import os
+import os, time
+from pathlib import Path
 from ckpt.agent.rpc.transport import await_all_initialised, load_mpi
-load_mpi().Init()
+mpi, here = load_mpi(), Path(__file__).parent
+(here / ("ready-" + os.environ["SLURM_NODEID"])).touch()
+while not (here / "go").exists():
+    time.sleep(0.01)
+mpi.Init()
 await_all_initialised()
 print("together", flush=True)
-os._exit(0)
+mpi.Finalize()  # without it Slurm's PMIx ends the other
 """
 
 
 @pytest.mark.slurm
-def test_agents_meet_without_the_jobs_first_node(slurm_cluster: TestCluster) -> None:
-    """Slurm's PMIx must number their nodes by the step alone.
+def test_two_nodes_that_connect_at_the_same_moment_do_not_wait_for_ever(slurm_cluster: TestCluster) -> None:
+    """Nor without the job's first node: Slurm's PMIx must number the nodes by the step alone.
 
-    Otherwise two agents wait for ever if both connect at the same moment. That is a matter of chance with the ring. The
-    tree never ends then (22.05), so this test uses it.
+    The first message of each node goes through the other's slurmd, which hangs until both are there.
     """
-    (slurm_cluster.home / "together.py").write_text(TOGETHER)
-    nodes = slurm_cluster.nodes[1:3]
-    variables = environment() | {"PYTHONPATH": str(ROOT), "SLURM_PMIX_FENCE": "tree"}
-    step = [*srun_world("$SLURM_JOB_ID", nodes), sys.executable, str(slurm_cluster.home / "together.py")]
+    home, pair, port = (
+        slurm_cluster.home / "together",
+        slurm_cluster.nodes[1:3],
+        Slurm(env=slurm_cluster.env).slurmd_port(),
+    )
+    slurm_cluster.run_as_user(["mkdir", str(home)])
+    (home / "together.py").write_text(TOGETHER)
+
+    def is_addressed(node: str) -> bool:
+        """Whether its slurmd has a message that it has not read."""
+        sockets = [
+            line.split() for line in slurm_cluster.run_on_node(node, ["cat", "/proc/net/tcp"]).stdout.splitlines()
+        ]
+        return any(
+            fields[1].endswith(f":{port:04X}") and int(fields[4].partition(":")[2], 16) for fields in sockets[1:]
+        )
+
+    step = [*srun_world("$SLURM_JOB_ID", pair), sys.executable, str(home / "together.py")]
     script = f"""
-[ "$(scontrol show hostnames $SLURM_JOB_NODELIST | tail -2 | xargs)" = "{" ".join(nodes)}" ] || exit 2
-timeout --kill-after=1 30 {" ".join(step)}
+[ "$(scontrol show hostnames $SLURM_JOB_NODELIST | tail -2 | xargs)" = "{" ".join(pair)}" ] || exit 2
+timeout --kill-after=1 20 {" ".join(step)}
 """
-    said = run_job(slurm_cluster, script, variables, nodes=3, timeout_s=60)
-    assert said.splitlines().count("together") == 2, said
+    variables = environment() | {"PYTHONPATH": str(ROOT)}
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(run_job, slurm_cluster, script, variables, nodes=3, timeout_s=90)
+        until(lambda: job.done() or len([*home.glob("ready-*")]) == 2)
+        for node in pair:
+            slurm_cluster.freeze_daemon(node)
+        try:
+            (home / "go").touch()
+            until(lambda: all(map(is_addressed, pair)))
+        finally:
+            for node in pair:
+                slurm_cluster.thaw_daemon(node)
+        assert job.result().splitlines().count("together") == 2
 
 
 @pytest.mark.slurm
