@@ -168,8 +168,8 @@ class SlurmCluster:
         own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": ram_dir}
         tasks: list[str] = []
         if {*jobs.values()} == {self.allocation} and "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
+            argv = agent_launch.srun_world(self._job_id, [*jobs], *self._in_container)
             tasks = [node for node in self.nodes if node in jobs]  # Slurm's order, whatever --nodelist has
-            argv = agent_launch.srun_world(self._job_id, tasks, *self._in_container)
         else:
             environments = {job: self._of_allocation(job) for job in jobs.values()}
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)

@@ -84,21 +84,18 @@ def test_two_nodes_that_connect_at_the_same_moment_do_not_wait_for_ever(slurm_cl
 
     The first message of each node goes through the other's slurmd, which hangs until both are there.
     """
-    home, pair, port = (
-        slurm_cluster.home / "together",
-        slurm_cluster.nodes[1:3],
-        Slurm(env=slurm_cluster.env).slurmd_port(),
-    )
+    home, pair = slurm_cluster.home / "together", slurm_cluster.nodes[1:3]
+    port = Slurm(env=slurm_cluster.env).slurmd_port()
     slurm_cluster.run_as_user(["mkdir", str(home)])
     (home / "together.py").write_text(TOGETHER)
 
     def is_addressed(node: str) -> bool:
         """Whether its slurmd has a message that it has not read."""
-        sockets = [
-            line.split() for line in slurm_cluster.run_on_node(node, ["cat", "/proc/net/tcp"]).stdout.splitlines()
-        ]
+        table = slurm_cluster.run_on_node(node, ["cat", "/proc/net/tcp"]).stdout
+        sockets = [line.split() for line in table.splitlines()[1:]]
         return any(
-            fields[1].endswith(f":{port:04X}") and int(fields[4].partition(":")[2], 16) for fields in sockets[1:]
+            local.endswith(f":{port:04X}") and int(queues.partition(":")[2], 16)
+            for _, local, _, _, queues, *_ in sockets
         )
 
     step = [*srun_world("$SLURM_JOB_ID", pair), sys.executable, str(home / "together.py")]
@@ -114,7 +111,7 @@ timeout --kill-after=1 20 {" ".join(step)}
             slurm_cluster.freeze_daemon(node)
         try:
             (home / "go").touch()
-            until(lambda: all(map(is_addressed, pair)))
+            until(lambda: job.done() or all(map(is_addressed, pair)))
         finally:
             for node in pair:
                 slurm_cluster.thaw_daemon(node)

@@ -90,13 +90,10 @@ def srun_world(job_id: int | str, nodes: Sequence[str], *options: str) -> list[s
     Two nodes of a step may connect to each other at the same moment. Slurm's PMIx then accepts the connection if its
     own number in the step is above the other's number in the job (pmixp_dconn.h, 22.05 to 24.11). In a step without the
     job's first node that may be true of neither, and both would wait for ever. Slurm takes a node's number in the job
-    from SLURM_JOB_NODELIST, so with the step's nodes there the two numbers are the same.
-
-    Args:
-        nodes: in Slurm's order.
+    from SLURM_JOB_NODELIST. Where that is not set, srun sets it to the step's nodes, so the two numbers are the same.
     """
     world = ("--mpi=pmix", "--kill-on-bad-exit=1", "--gres=none")
-    return ["env", f"SLURM_JOB_NODELIST={','.join(nodes)}", *srun(job_id, nodes, *options, *world)]
+    return ["env", "--unset=SLURM_JOB_NODELIST", *srun(job_id, nodes, *options, *world)]
 
 
 def mpirun_over_srun(
