@@ -124,8 +124,8 @@ class Checkpointer:
         Args:
             state: built as for save(), with any contents.
             step: None: the newest. Another step is loaded from any tier that has all of it: the nodes' memory, their
-                disks, the shared directory, the bucket. Newer steps stay. To continue from an older one, save to
-                another namespace; otherwise a restart loads the newest.
+                disks, the shared directory, the bucket. The next save then begins a new line of descent, which later
+                starts restore. Newer steps stay as a line of their own; `holdfast ckpt ls` shows them.
             strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer).
                 Only these are read. A key that was not saved is always an error.
 
@@ -159,7 +159,7 @@ class Checkpointer:
             CheckpointError: there is no such step.
             ConfigError: there is no such rank.
         """
-        saved = self._engine.saved_step(step, "read")
+        saved = self._engine.read_step(step, "read")
         return contents_of(saved, self._engine.rank % saved.world_size if rank is None else rank)
 
     def should_save(self, step: int) -> bool:

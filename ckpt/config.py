@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import pwd
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
+from ckpt.format.line import NOBODY, Owner
 from ckpt.sections import MemorySection, NvmeSection, RedundancySection, S3Section, SharedSection, TierSection
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
@@ -36,6 +38,14 @@ class CheckpointConfig:
     memory: MemorySection = field(default=MemorySection(), metadata={"description": "Saves in memory."})
     redundancy: RedundancySection = field(
         default=RedundancySection(), metadata={"description": "Redundancy of saves in memory."}
+    )
+    start_fresh: bool = field(
+        default=False,
+        metadata={
+            "description": "Whether the run begins at step 0 although the namespace has steps. They stay as a line of "
+            "their own. Later attempts of the run continue its own steps.",
+            "example": True,
+        },
     )
     nvme: NvmeSection | None = field(default=None, metadata={"description": "Saves on each node's disk."})
     shared: SharedSection | None = field(default=None, metadata={"description": "Saves in a shared directory."})
@@ -140,6 +150,7 @@ class Place:
     holders: tuple[str, ...] = ()  # nodes that do not train, but serve the shards in their memory until they leave
     domains: tuple[str, ...] = ()  # each node's failure domain, in the order of `nodes`; empty: not known
     job: str = ""  # Slurm's job id, for messages
+    owner: Owner = NOBODY  # who saves
     generation: int = 0
     run_pid: int = 0  # pid of the process on node rank 0 with which the run ends; 0: none
     ended_command: tuple[str, ...] = ()  # exits with 0 if the run with the given id has ended; empty: unknown
@@ -189,7 +200,7 @@ class Place:
                 ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
                 ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")), holders=holders,
                 domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
-                job=env.get("SLURM_JOB_ID", ""), ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
+                job=env.get("SLURM_JOB_ID", ""), owner=owner_of(env), ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
                 generation=int(_matching(given, "HOLDFAST_GENERATION", _WHOLE, "a whole number")),
                 run_pid=int(_matching(given, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
             )  # fmt: skip
@@ -218,8 +229,18 @@ def environment_of(place: Place, config: CheckpointConfig) -> dict[str, str]:
         "HOLDFAST_NODES": ",".join(place.nodes), "HOLDFAST_RANKS_PER_NODE": str(place.ranks_per_node),
         "HOLDFAST_RAM_DIR": str(place.ram_dir),
         "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
+        "HOLDFAST_SCRIPT": place.owner.script,
         **({"HOLDFAST_NODE": place.node} if len(place.nodes) == 1 else {}),
     }  # fmt: skip
+
+
+def owner_of(env: Mapping[str, str]) -> Owner:
+    """This user, and the job and script that the launcher names."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return Owner(name=env.get("HOLDFAST_JOB_NAME", ""), script=env.get("HOLDFAST_SCRIPT", ""), user=user)
 
 
 def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ class CorruptError(CheckpointError):
     """Stored bytes do not verify. A restore passes over such a step; users see this error only from `ckpt verify`."""
 
 
+class FormatError(CheckpointError):
+    """A stored step is of a format that this release does not know. It is intact, and never changed or removed."""
+
+
 class AgentError(CheckpointError):
     """The node's checkpoint agent cannot be reached, or refused a request.
 

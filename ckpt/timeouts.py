@@ -77,6 +77,7 @@ class WorkerDeadlines:
     saves_s: float = 120.0  # at the end, for the last saves to be committed and flushed
     send_s: float = 30.0  # for the agent to take a message off its socket; a node's runner waits as long
     end_s: float = 30.0  # for agents that this process has started to end
+    finish_s: float = 3600.0  # for them to write the newest step to the lower tiers before
 
 
 @dataclass(frozen=True, kw_only=True)

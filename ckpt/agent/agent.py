@@ -24,7 +24,7 @@ from ckpt.agent.restore.node import RestoreNode
 from ckpt.agent.restore.prefetch import PrefetchNode
 from ckpt.agent.restore.serve import Loading
 from ckpt.agent.rpc.messages import OF_RUNNER, OF_WORKER, check
-from ckpt.agent.rpc.peers import Peers
+from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.rpc.transport import Transport
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 from ckpt.agent.save.leader import SaveLeader
@@ -41,7 +41,7 @@ from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.open import lower_tiers
-from ckpt.timeouts import AgentDeadlines
+from ckpt.timeouts import AgentDeadlines, within
 
 _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
@@ -65,6 +65,7 @@ class Agent:
     ) -> None:
         self._place = place
         self._config = config
+        self._deadlines = deadlines
         self._memory = memory
         self._ended = asyncio.Event()
         self._peers = Peers(transport, place.members, deadlines)
@@ -80,7 +81,7 @@ class Agent:
         self._workers_loaded = context.workers_loaded
         self._saves = SaveNode(context)
         self._restore = RestoreNode(context, self._saves)
-        self._loading = Loading(context, self._restore.plan, self._saves.pinned)
+        self._loading = Loading(context, self._restore.plan, self._saves)
         self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._saves.protect)
         self._board = _board_of(place)
         self._stop = Stop(context, self._board)
@@ -94,12 +95,14 @@ class Agent:
         self._idle_exit = IdleExit(context)
         self._leads: list[Lead] = []
         self._lease: Lease | None = None  # that of node rank 0 is for all nodes
+        self._finishing: asyncio.Future[None] | None = None
         self._finished = 0  # workers of this node that have sent "bye"
         if place.node_rank == 0:
             self._lease = Lease(context)
-            flush = FlushLeader(context, self._lease)
+            flush = FlushLeader(context, self._lease, lambda: self._saves.newest)
             first = RejoinLeader if place.generation else RestoreLeader
-            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush, self._loading.goes_back)]
+            restored = lambda: self._loading.restored  # noqa: E731
+            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush, restored)]
             self._leads.append(self._lease)
         if not place.is_holder:
             self._describe_redundancy()
@@ -240,7 +243,21 @@ class Agent:
                 await self._stop.request()
             case "shutdown":
                 await self._workers_gone(message.get("workers_s", 0.0))
-                self._ended.set()
+                if message.get("finish"):
+                    self._finishing = asyncio.ensure_future(self._finish())  # pings are answered meanwhile
+                else:
+                    self._ended.set()
+
+    async def _finish(self) -> None:
+        """Training has ended: the newest step is written to all lower tiers before the memory is freed."""
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):  # a save that some rank never made is not waited for
+                await within(self._deadlines.answer_s, self._saves.await_saves())
+            await self._peers.call(0, "ask_finish")
+        except PeerError as error:
+            self._listener.problem("the last step was not written to the lower tiers", str(error))
+        finally:
+            self._ended.set()
 
     async def _call_when_loaded(self, function: Callable[[], None]) -> None:
         await self._workers_loaded.wait()
@@ -270,7 +287,7 @@ class Agent:
             case "damaged":
                 await self._loading.damaged(message.get("step"), message["rank"], message["path"])
             case "loaded":
-                self._loading.loaded(client.local_rank)
+                self._loading.loaded(client.local_rank, message.get("step"), message.get("seconds", 0.0))
             case "staged":
                 self._workers_loaded.set()
                 self._saves.staged(client, message)

@@ -16,6 +16,7 @@ from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
+from ckpt.format.line import Line
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import AgentDeadlines
@@ -36,9 +37,9 @@ class Context:
     listener: WorkerSocket
     workers_loaded: asyncio.Event = field(default_factory=asyncio.Event)  # this node's workers have loaded, or save
 
-    def save_id(self, step: int) -> SaveId:
+    def save_id(self, step: int, line: Line) -> SaveId:
         """The id of this attempt's save of a step."""
-        return SaveId(step=step, attempt=self.place.attempt, run_id=self.place.run_id)
+        return SaveId(step=step, attempt=self.place.attempt, run_id=self.place.run_id, line=line)
 
     def placement(self, members: Iterable[int]) -> Placement:
         """The places of these nodes' shards in this attempt's saves: on the nodes where their ranks run."""

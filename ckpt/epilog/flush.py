@@ -83,7 +83,7 @@ class EpilogFlush:
         named: list[SaveId] = []
         unnamed = sorted(self._left, reverse=True)
         late_s = (since_s := time.monotonic()) + LATE * (deadline_s - since_s)
-        if not unnamed or self._tier.has_since(unnamed[0].step):
+        if not unnamed or self._tier.has_since(unnamed[0]):
             return None
         self._check_claim()
         self._tier.prepare()
@@ -94,7 +94,7 @@ class EpilogFlush:
                     return self._bring(save, deadline_s)
             if unnamed:
                 save = unnamed.pop(0)
-                if not self._tier.has_since(save.step) and self._name(save):
+                if not self._tier.has_since(save) and self._name(save):
                     named.append(save)
                 continue
             if not named or time.monotonic() > deadline_s:

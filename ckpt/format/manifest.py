@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt.errors import CorruptError
+from ckpt.errors import CorruptError, FormatError
 from ckpt.format.manifest_rows import Packed, Packer
 from ckpt.format.shard_record import SaveId, ShardRecord, unseal_json
 
-FORMAT = 2
+FORMAT = 2  # that of Holdfast 0.2.0 too; a release reads every format since then
+SINCE = "0.2.0"  # the first release that reads this format, for the messages of older ones
 NAME = "manifest.json"
 MAX_BYTES = 1 << 30
 _FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
@@ -70,24 +71,33 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT, "namespace": self.namespace, **self.save.to_json(), "world_size": self.world_size,
-            "created": self.created_s, "nbytes": self.nbytes, **({"partial": True} if self.partial else {}),
+            "format": FORMAT, "since": SINCE, "namespace": self.namespace, **self.save.to_json(),
+            "world_size": self.world_size, "created": self.created_s, "nbytes": self.nbytes,
+            **({"partial": True} if self.partial else {}),
             **self.shards.packed.to_json(),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, value: Any) -> Manifest:
-        """Raises CorruptError unless there is one shard for each rank (partial: for some), in files beside the
-        manifest."""
+        """Reads a manifest with one shard for each rank (partial: for some), in files beside it.
+
+        Raises:
+            CorruptError: it is malformed.
+            FormatError: another release has written it, in a format that this one does not know.
+        """
         try:
             if value["format"] != FORMAT:
-                raise CorruptError(f"manifest: format {value['format']!r:.20}, expected {FORMAT}")
+                since = value.get("since")
+                by = f"{since:.20} or newer" if isinstance(since, str) and since.isprintable() else "of another version"
+                raise FormatError(
+                    f"written by Holdfast {by}, in format {value['format']!r:.20}; this release reads format {FORMAT}"
+                )
             save, namespace, world_size = SaveId.from_json(value), str(value["namespace"]), value["world_size"]
             packed, partial = Packed.from_json(value), value.get("partial", False) is True
             created_s = float(value["created"])
             if not math.isfinite(created_s):
                 raise ValueError(f"created is {created_s}")
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"manifest: missing or malformed field: {error}") from None
         for file in packed.files:
             _check_file(file)
@@ -132,7 +142,12 @@ def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -
 
 
 def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
-    """The manifest in the bytes of its file. Raises CorruptError for a damaged, hostile or wrong kind of manifest."""
+    """The manifest in the bytes of its file.
+
+    Raises:
+        CorruptError: it is damaged, hostile, or of the wrong kind.
+        FormatError: it is of a format that this release does not know.
+    """
     manifest = Manifest.from_json(unseal_json(data))
     if manifest.partial != partial:
         kinds = ("all nodes", "one node") if partial else ("one node", "all nodes")

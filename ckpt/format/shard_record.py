@@ -7,7 +7,7 @@ longer than the shard, because slots are reused. `ckpt.format.memory_names` has 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json, durable_write, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count, checksum
 from ckpt.format.layout import Layout
+from ckpt.format.line import FIRST, Line
 
 FORMAT = 1
 MAX_BYTES = 1 << 30  # of a record
@@ -30,13 +31,16 @@ class SaveId:
     step: int
     attempt: int
     run_id: str
+    line: Line = FIRST
 
     @classmethod
     def from_json(cls, value: Any) -> SaveId:
         """Parses the fields of `to_json` in a mapping. Raises CorruptError if one is missing or malformed."""
         try:
             save = cls(step=value["step"], attempt=value["attempt"], run_id=value["run_id"])
-        except (KeyError, TypeError) as error:
+            if value.get("line") is not None:
+                save = replace(save, line=Line.from_json(value["line"]))
+        except (AttributeError, KeyError, TypeError) as error:
             raise CorruptError(f"save id: missing or malformed field {error}") from None
         numbers = (save.step, save.attempt)
         if not isinstance(save.run_id, str) or any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers):
@@ -44,7 +48,14 @@ class SaveId:
         return save
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "attempt": self.attempt, "run_id": self.run_id}
+        save = {"step": self.step, "attempt": self.attempt, "run_id": self.run_id}
+        return save if self.line == FIRST else save | {"line": self.line.to_json()}
+
+    def continues(self, other: SaveId) -> bool:
+        """Whether this save is newer than another one and of its descent: retention may then remove the other one."""
+        if self.line.id == other.line.id:
+            return (self.step, self.attempt) > (other.step, other.attempt)
+        return self.line.has(other.line.id, other.step)
 
 
 @dataclass(frozen=True, kw_only=True)

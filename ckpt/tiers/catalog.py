@@ -10,14 +10,15 @@ from itertools import groupby
 
 import xxhash
 
-from ckpt.errors import CheckpointError, one_line
+from ckpt.errors import CheckpointError, FormatError, one_line
+from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import Manifest
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,18})\.a([0-9]{1,12})\.([0-9a-f]{8})")
+_STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,18})\.a([0-9]{1,12})\.([0-9a-f]{8}(?:-[0-9a-f]{8})?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +28,26 @@ class CatalogEntry:
     name: str
     step: int
     attempt: int
-    run_tag: str
+    tag: str  # of its run and line
     manifest: Manifest | None  # None unless the step is committed and its manifest verifies
     reason: str | None  # why the step cannot be restored; None if it can
     damaged: bool  # the manifest exists and does not verify
+    foreign: bool = False  # the manifest is of a format that this release does not know
     unread: OSError | None = None  # the error of the storage, if the manifest could not be read
 
     @property
     def save(self) -> SaveId | None:
         return self.manifest.save if self.manifest else None
+
+    @property
+    def line_id(self) -> str:
+        """The id of its line, as its name has it."""
+        return self.tag[9:]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was committed, perhaps, and cannot be restored now."""
+        return self.damaged or self.foreign or self.unread is not None
 
     @property
     def created_s(self) -> float:
@@ -64,7 +76,7 @@ def entries_of(
 
 
 def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
-    """The saves that can be restored, in the same order. Damaged ones are logged and left out.
+    """The saves that can be restored, the newest line's first. Others are logged and left out.
 
     Args:
         entries: the entries of a tier, newest first.
@@ -78,9 +90,23 @@ def committed(entries: Iterable[CatalogEntry], where: str) -> list[SaveId]:
             saves.append(entry.save)
         elif entry.unread and not saves:
             raise entry.unread
-        elif entry.damaged or entry.unread:
+        elif entry.is_lost:
             log.warning("%s/%s: step %d cannot be restored: %s", where, entry.name, entry.step, entry.reason)
-    return saves
+    return newest_first(saves)
+
+
+def newest_first(saves: Iterable[SaveId], line: Line | None = None) -> list[SaveId]:
+    """Sorts saves: the descent of a line (None: of their newest one) by step, then those of other lines.
+
+    Saves of the same step stay in their order.
+    """
+    saves = list(saves)
+    line = newest_line(saves) if line is None else line
+
+    def key(save: SaveId) -> tuple[bool, int, int]:
+        return line.has(save.line.id, save.step), save.line.number, save.step
+
+    return sorted(saves, key=key, reverse=True)
 
 
 def last_commit_s(entries: Iterable[CatalogEntry]) -> float:
@@ -88,14 +114,25 @@ def last_commit_s(entries: Iterable[CatalogEntry]) -> float:
     return max((entry.created_s for entry in entries), default=0.0)
 
 
-def steps_since(names: Iterable[str], step: int) -> list[str]:
-    """The names of directories of this step and of newer ones, committed or not."""
-    return [match[0] for match in map(_STEP.fullmatch, names) if match and int(match[1]) >= step]
+def directories_since(names: Iterable[str], save: SaveId) -> list[str]:
+    """The names of the directories of a save's step and of newer ones of its line, committed or not."""
+    matches = [match for match in map(_STEP.fullmatch, names) if match and int(match[1]) >= save.step]
+    return [match[0] for match in matches if match[3][9:] == save.line.id]
 
 
 def directory_name(save: SaveId) -> str:
-    """The name of a save's directory. It has the run's tag, because each run counts its attempts from 0."""
-    return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}"
+    """The name of a save's directory.
+
+    It has the run's tag, because each run counts its attempts from 0, and its line: an attempt may have several.
+    """
+    line = f"-{save.line.id}" if save.line.id else ""
+    return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}{line}"
+
+
+def is_of_run(name: str, run_id: str) -> bool:
+    """Whether a step's directory was written by a run."""
+    match = _STEP.fullmatch(name)
+    return match is not None and match[3][:8] == run_tag(run_id)
 
 
 def run_tag(run_id: str) -> str:
@@ -108,13 +145,13 @@ def _newest_first(entries: list[CatalogEntry]) -> list[CatalogEntry]:
     because the nodes' clocks may differ."""
     last_s: dict[str, float] = {}
     for entry in entries:
-        last_s[entry.run_tag] = max(last_s.get(entry.run_tag, 0.0), entry.created_s)
-    return sorted(entries, key=lambda entry: (last_s[entry.run_tag], entry.run_tag, entry.attempt), reverse=True)
+        last_s[entry.tag] = max(last_s.get(entry.tag, 0.0), entry.created_s)
+    return sorted(entries, key=lambda entry: (last_s[entry.tag], entry.tag, entry.attempt), reverse=True)
 
 
 def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]) -> CatalogEntry:
     name, step, attempt = match[0], int(match[1]), int(match[2])
-    manifest, reason, damaged, unread = None, None, False, None
+    manifest, reason, damaged, foreign, unread = None, None, False, False, None
     try:
         found = read(name)
         if (found.save.step, found.save.attempt, found.namespace) != (step, attempt, namespace):
@@ -122,11 +159,13 @@ def _entry(match: re.Match[str], namespace: str, read: Callable[[str], Manifest]
         manifest = found
     except FileNotFoundError:
         reason = "no manifest: the step was never committed"
+    except FormatError as error:
+        reason, foreign = str(error), True
     except CheckpointError as error:
         reason, damaged = str(error), True
     except OSError as error:
         reason, unread = f"could not be read: {one_line(error)}", error
     return CatalogEntry(
-        name=name, step=step, attempt=attempt, run_tag=match[3], manifest=manifest, reason=reason, damaged=damaged,
-        unread=unread,
+        name=name, step=step, attempt=attempt, tag=match[3], manifest=manifest, reason=reason, damaged=damaged,
+        foreign=foreign, unread=unread,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckpt.errors import NamespaceError
 from ckpt.format.file_lock import locked
-from ckpt.tiers.catalog import run_tag, steps_since
+from ckpt.tiers.catalog import is_of_run
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.throttle import Throttle
 
@@ -88,7 +88,7 @@ class NvmeTier(SharedTier):
         """
         if not self.folder.is_dir():
             return []
-        names = [name for name in steps_since(self._directories(), 0) if name.endswith(f".{run_tag(run_id)}")]
+        names = [name for name in self._directories() if is_of_run(name, run_id)]
         self.occupy(f"run {run_id}, which removes its steps")
         try:
             self._remove(names, lambda name: None)

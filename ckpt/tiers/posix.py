@@ -4,6 +4,7 @@
 <path>/<namespace>/owner.json                                        the claim of the live run
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     written last: the commit
+<path>/<namespace>/line-<line>/line.json                              a line that begins after an older step: a rollback
 <path>/<namespace>/.trash-*                                          steps that are being removed
 """
 
@@ -171,6 +172,9 @@ class SharedTier(Tier):
         directory.mkdir(mode=0o700, exist_ok=True)
         if directory.is_symlink():
             raise CorruptError(f"{directory}: is a symbolic link, expected our own directory; remove it")
+
+    def _make_line(self, name: str) -> None:
+        (self.folder / name).mkdir(mode=0o700, exist_ok=True)
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)

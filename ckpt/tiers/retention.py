@@ -1,11 +1,11 @@
-"""Chooses the steps to remove: only those that a newer committed step has made superfluous."""
+"""Chooses the steps to remove: those that newer committed steps of the same descent have made superfluous."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from ckpt.format.shard_record import SaveId
-from ckpt.tiers.catalog import CatalogEntry
+from ckpt.tiers.catalog import CatalogEntry, newest_first
 
 
 def superfluous(
@@ -13,9 +13,10 @@ def superfluous(
 ) -> list[CatalogEntry]:
     """The entries to remove.
 
-    Committed steps beyond the `keep` newest are removed. A directory that was never committed is removed if the same
-    run has committed a newer step, or if it is older than all kept steps. Steps that could not be read are never
-    removed.
+    Of each line the `keep` newest committed steps stay, with those that it continues. So a script that goes back or
+    begins anew removes nothing of the line that it leaves. A directory that was never committed, or whose manifest is
+    damaged, is removed if its own run has committed a newer step of its line, or if it is older than all steps that
+    stay. Steps of another format, and those that could not be read, are never removed.
 
     Args:
         entries: the entries from `entries_of`, newest first.
@@ -24,11 +25,36 @@ def superfluous(
     committed = [entry for entry in entries if entry.save and (complete is None or entry.save in complete)]
     if not committed:
         return []
-    keep = max(keep, 1)
-    newest, oldest = committed[0], committed[:keep][-1]
-    gone, names = committed[keep:], {entry.name for entry in committed}
+    stays = _kept([entry.save for entry in committed if entry.save], max(keep, 1))
+    oldest = min((save.step, save.attempt) for save in stays)
+    newest: dict[str, tuple[int, int]] = {}  # by run and line
+    for entry in committed:
+        newest[entry.tag] = max(newest.get(entry.tag, (0, 0)), (entry.step, entry.attempt))
+    names, gone = {entry.name for entry in committed}, []
     for entry in entries:
-        limit = newest if entry.run_tag == newest.run_tag else oldest
-        if entry.name not in names and not entry.unread and (entry.step, entry.attempt) < (limit.step, limit.attempt):
+        if entry.name in names:
+            is_superfluous = entry.save not in stays
+        else:
+            is_superfluous = (entry.step, entry.attempt) < newest.get(entry.tag, oldest)
+        if is_superfluous and not entry.unread and not entry.foreign:
             gone.append(entry)
     return gone
+
+
+def _kept(saves: Sequence[SaveId], keep: int) -> set[SaveId]:
+    """The `keep` newest saves of the newest line's descent, and of each line that was left with steps of its own.
+
+    Of the lines that the newest save's own run has left, only the last one stays: a script that never loads leaves one
+    in each attempt.
+    """
+    newest = newest_first(saves)[0]
+    kept, runs = set(newest_first(saves)[:keep]), set[str]()
+    lines = sorted({save.line for save in saves}, reverse=True)
+    for line in lines[lines.index(newest.line) + 1 :]:
+        descent = newest_first((save for save in saves if line.has(save.line.id, save.step)), line)
+        tip = descent[0]
+        is_left = not any(later.has(tip.line.id, tip.step) for later in lines if later > line)
+        if is_left and not (tip.run_id == newest.run_id and tip.run_id in runs):
+            kept.update(descent[:keep])
+            runs.add(tip.run_id)
+    return kept

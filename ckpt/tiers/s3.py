@@ -139,6 +139,9 @@ class S3Tier(Tier):
     def _make_directory(self, save: SaveId) -> None:
         """Does nothing: a bucket has no directories."""
 
+    def _make_line(self, name: str) -> None:
+        """Does nothing: a bucket has no directories."""
+
     def _directories(self) -> set[str]:
         return self._bucket.directories(f"{self._prefix}/")
 

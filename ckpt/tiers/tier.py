@@ -6,15 +6,17 @@ storages: ownership, shards, quarantine and removal.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, CorruptError
+from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
-from ckpt.tiers.catalog import CatalogEntry, committed, directory_name, entries_of, steps_since
+from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.tiers.catalog import CatalogEntry, committed, directories_since, directory_name, entries_of, newest_first
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct_io import PAGE_BYTES
@@ -22,7 +24,13 @@ from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason
 
 SHARD_ALIGN_BYTES = PAGE_BYTES  # so that a shard can be mapped in its file, and written without the page cache
 
+_LINE = "line-"
+_LINE_FILE = "line.json"
+_LINE_BYTES = 65536
+
 Removed = Callable[[str], object]
+
+log = logging.getLogger(__name__)
 
 
 class Tier(ABC):
@@ -100,9 +108,9 @@ class Tier(ABC):
         """Read the data of `leave_note`. Raises CorruptError if the file is too large or not a regular file."""
         return self._get(f"{directory_name(save)}/{name}", MAX_BYTES)
 
-    def has_since(self, step: int) -> bool:
-        """Whether this step or a newer one is committed. Reads no manifest."""
-        return any(self._exists(f"{name}/{NAME}") for name in steps_since(self._directories(), step))
+    def has_since(self, save: SaveId) -> bool:
+        """Whether this step or a newer one of its line is committed. Reads no manifest."""
+        return any(self._exists(f"{name}/{NAME}") for name in directories_since(self._directories(), save))
 
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Write the manifest, which makes the step restorable.
@@ -116,8 +124,30 @@ class Tier(ABC):
         return manifest
 
     def steps(self) -> list[SaveId]:
-        """The committed steps, newest first. Raises OSError if the newest one cannot be read."""
-        return committed(self.catalog(), self.where)
+        """The committed steps: the newest line's descent, newest first, then those of other lines.
+
+        Raises OSError if the newest one cannot be read.
+        """
+        saves = committed(self.catalog(), self.where)
+        return newest_first(saves, newest_line(saves, self.lines()))
+
+    def begin_line(self, line: Line) -> None:
+        """Record a line that has no save yet, durably: a rollback. The next restore continues from its origin."""
+        self._make_line(f"{_LINE}{line.id}")
+        self._put(f"{_LINE}{line.id}/{_LINE_FILE}", seal_json(line.to_json()))
+
+    def lines(self) -> list[Line]:
+        """The lines of `begin_line`. Damaged records are logged and left out."""
+        found = []
+        for name in sorted(self._directories()):
+            if name.startswith(_LINE):
+                try:
+                    found.append(Line.from_json(unseal_json(self._get(f"{name}/{_LINE_FILE}", _LINE_BYTES))))
+                except FileNotFoundError:
+                    continue  # killed before the record was written: nothing has begun
+                except CorruptError as error:
+                    log.warning("%s/%s: passed over: %s", self.where, name, error)
+        return found
 
     def catalog(self) -> Iterator[CatalogEntry]:
         """Yield every step, newest first, with the reason for each that cannot be restored or could not be read.
@@ -193,6 +223,10 @@ class Tier(ABC):
     @abstractmethod
     def _files(self, directory: str) -> list[str]:
         """The names in a step's directory; empty if the directory does not exist."""
+
+    @abstractmethod
+    def _make_line(self, name: str) -> None:
+        """Makes the directory of a line's record, if the storage has directories."""
 
     @abstractmethod
     def _directories(self) -> Collection[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -126,6 +127,7 @@ class DcpReader(StorageReader):
 
     def __init__(self, engine: Engine, step: int | None) -> None:
         self._engine = engine
+        self._since_s = time.monotonic()
         self._saved: SavedStep = engine.saved_step(step, "dcp_reader")
         self._content(next(self._records()))
 
@@ -174,7 +176,7 @@ class DcpReader(StorageReader):
             self._saved.read(reads)
         for item, target in tensors:
             planner.commit_tensor(item, target)
-        self._engine.loaded()
+        self._engine.loaded(self._saved, time.monotonic() - self._since_s)
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -33,6 +33,7 @@ from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
 
 _saving: weakref.WeakValueDictionary[tuple[Path, int], Engine] = weakref.WeakValueDictionary()  # by slots in use
+_standalone: dict[tuple[str, str], Engine] = {}  # open ones with an agent of their own, by namespace and directory
 _STEPS_END = 1 << 62  # SaveId refuses this step and later ones
 
 log = logging.getLogger("ckpt")
@@ -71,8 +72,7 @@ class Engine:
         self._lock = threading.RLock()  # torch's async_save stages in a thread
         self._session: Session | None = None
         self._cadence: Cadence | None = None
-        self._last_step = -1
-        self._is_forked = False
+        self._is_forked = self._is_closed = False
         self._delays_collection = False
         let_go_when_forked(self)
         elastic_event.register(self)
@@ -111,8 +111,12 @@ class Engine:
         if comm is not None:
             agents = ProgramAgents(comm, config, env, deadlines)
         else:
+            _close_earlier(config)
             agents = SoloAgent(config, identity, env, deadlines)
-        return cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, agents=agents)
+        engine = cls(agents.place, config, identity, replicated=replicated, deadlines=deadlines, agents=agents)
+        if comm is None:
+            _standalone[_key(config)] = engine
+        return engine
 
     # load
 
@@ -130,11 +134,13 @@ class Engine:
         if step is not None:
             saved = session.saved_step(step)
             restoration.fill(saved)
-            session.loaded()
+            seconds = time.monotonic() - started
+            session.loaded(saved, seconds)
             loaded = saved.step
             if self.rank == 0:
-                speed = rate(saved.bytes_read, time.monotonic() - started)
-                log.info("loaded step %d from %s: %s", loaded, saved.tier, speed)
+                whose = saved.save.line.whose if saved.save else ""
+                of = f"namespace {self._config.namespace}{f', saved by {whose},' if whose else ''}"
+                log.info("loaded step %d of %s from %s: %s", loaded, of, saved.tier, rate(saved.bytes_read, seconds))
         elif self.rank == 0:
             log.info("no checkpoint of namespace %s: nothing is loaded", self._config.namespace)
         with contextlib.suppress(StateError):  # save() raises it
@@ -157,10 +163,17 @@ class Engine:
             raise CheckpointError(f"{caller}: there is no step to restore; check Checkpointer.newest_step first")
         return self.connect().saved_step(step)
 
-    def loaded(self) -> None:
-        """Tells the agent that everything needed of `saved_step()` has been read."""
+    def read_step(self, step: int | None, caller: str) -> SavedStep:
+        """As `saved_step`, for a script that may go on from what it reads."""
+        saved = self.saved_step(step, caller)
+        if saved.save is not None:
+            self.connect().descent.took(saved.save, is_load=False)
+        return saved
+
+    def loaded(self, saved: SavedStep, seconds: float) -> None:
+        """Tells the agent that everything needed of a step has been read, and that the script goes on from it."""
         session = self.connect()
-        session.loaded()
+        session.loaded(saved, seconds)
         session.map_slots()
 
     # save
@@ -211,14 +224,10 @@ class Engine:
     def _save(self, step: int, nbytes: int, stage: Stage, *, flush: bool) -> None:
         if not isinstance(step, int) or not 0 <= step < _STEPS_END:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0 and below {_STEPS_END}")
-        if step <= self._last_step:
-            log.warning("rank %d: step %d is dropped: step %d was saved before it", self.rank, step, self._last_step)
-            return
         if _saving.setdefault(self._slots, self) is not self:
             raise ConfigError(
                 f"rank {self.rank}: another Checkpointer of this process saves to the same memory; use one"
             )
-        self._last_step = step
         stopping = self._cadence is not None and self._cadence.stopping
         self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, flush=flush or stopping)
 
@@ -287,6 +296,8 @@ class Engine:
                     f"process {os.getpid()} was forked from rank {self.rank} and has no part in its "
                     "checkpoints: load and save in the process that made the Checkpointer"
                 )
+            if self._is_closed:
+                raise ConfigError(f"rank {self.rank}: this Checkpointer is closed; make another one")
             if self._session is None:
                 self._session = Session(
                     self.place, self._config, self._identity, self._deadlines, self._stager.pin, wants
@@ -302,6 +313,9 @@ class Engine:
         """
         if self._is_forked:
             return
+        self._is_closed = True
+        if _standalone.get(_key(self._config)) is self:
+            del _standalone[_key(self._config)]
         elastic_event.forget(self)
         self._leave_slots()
         with self._lock:
@@ -327,6 +341,17 @@ class Engine:
     def _leave_slots(self) -> None:
         if _saving.get(self._slots) is self:
             del _saving[self._slots]
+
+
+def _key(config: CheckpointConfig) -> tuple[str, str]:
+    return config.namespace, config.shared.path if config.shared else ""
+
+
+def _close_earlier(config: CheckpointConfig) -> None:
+    """Closes the Checkpointer that an earlier cell of a notebook has left open."""
+    if (earlier := _standalone.get(_key(config))) is not None:
+        log.warning("namespace %s: the Checkpointer that this process has open is closed", config.namespace)
+        earlier.close()
 
 
 def _identity(env: Mapping[str, str]) -> Identity:

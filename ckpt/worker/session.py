@@ -19,6 +19,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot, Use
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.timeouts import WorkerDeadlines
+from ckpt.worker.descent import Descent, Newest
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.async_copy import Background, Copies
 
@@ -43,9 +44,13 @@ class Identity:
 class AgreedStep:
     """The step that the agents have agreed to restore."""
 
-    step: int | None  # None: no step
+    save: SaveId | None  # None: no step
     tier: str
     world_size: int
+
+    @property
+    def step(self) -> int | None:
+        return self.save.step if self.save else None
 
 
 class Session:
@@ -81,14 +86,20 @@ class Session:
         if wants is not None:
             self._prefetch(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
-        self._plan = AgreedStep(step=reply["step"], tier=reply["tier"], world_size=reply["world_size"])
-        self._committed: int | None = None  # the newest step that this run has committed
-        self._chosen: int | None = None  # the lowest step that the script has chosen below the planned one
+        self._plan = AgreedStep(save=_save_in(reply), tier=reply["tier"], world_size=reply["world_size"])
+        self._committed = _save_in(reply, "committed")  # the newest save that this attempt has committed
+        number, began_s = reply["next_line"]
+        newest = Newest(
+            save=self._committed or self._plan.save, is_head=self._committed is not None or reply["is_head"],
+            skipped=bool(reply["skipped"]), next_number=number, began_s=began_s,
+        )  # fmt: skip
+        seed = f"{place.run_id} {place.attempt}"
+        self.descent = Descent(newest, seed, place.owner, speaks=identity.rank == 0)
         self._is_reading = False  # whether the agent may hold fetched shards for this worker
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
-        self._arena.adopt(_save_in(reply, place), pinned=reply["pinned"])
+        self._arena.adopt(newest.save, pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False
         self._sealing = Background("ckpt-seal")
@@ -113,9 +124,7 @@ class Session:
                     f"rank {self._identity.rank}: no outcome of the last saves within {self._deadlines.saves_s:g} s; "
                     f"the agent of node {self._place.node} still holds: {self._arena.describe()}"
                 )
-        if self._committed is not None and self._chosen is not None and self._committed > self._chosen:
-            return self._committed  # the script has gone back, so the agents put the steps above into quarantine
-        return max((step for step in (self._plan.step, self._committed) if step is not None), default=None)
+        return self._committed.step if self._committed else self._plan.step
 
     def _is_saving(self) -> bool:
         return any(slot.use is Use.IN_FLIGHT for slot in self._arena.slots)
@@ -126,15 +135,13 @@ class Session:
         Raises CheckpointError: no tier has all of them.
         """
         self._is_reading = True
-        if self._plan.step is not None and step < self._plan.step:
-            self._chosen = step if self._chosen is None else min(step, self._chosen)
-        if step == self._plan.step:
-            return self._saved_step(step, self._plan.world_size, self._plan.tier)
+        if self._plan.save is not None and step == self._plan.step and self._committed is None:
+            return self._saved_step(step, self._plan.world_size, self._plan.tier, self._plan.save)
         try:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
         except AgentError as error:
             raise CheckpointError(f"step {step} is not the one restored at the start: {error}") from None
-        return self._saved_step(step, reply["world_size"], reply["tier"])
+        return self._saved_step(step, reply["world_size"], reply["tier"], _save_in(reply))
 
     def map_slots(self) -> None:
         """Maps the existing slots in a thread: after a load whose caller does not know yet what it will save."""
@@ -158,10 +165,11 @@ class Session:
             return
         self._agent.send("prefetch", step=foreseen["step"], wants=wanted)
 
-    def _saved_step(self, step: int, world_size: int, tier: str = "") -> SavedStep:
+    def _saved_step(self, step: int, world_size: int, tier: str = "", save: SaveId | None = None) -> SavedStep:
         return SavedStep(
             self._agent,
             step=step,
+            save=save,
             world_size=world_size,
             node=self._place.node,
             open_s=self._deadlines.open_s,
@@ -185,14 +193,23 @@ class Session:
         for slot in self._arena.slots:
             self._pin(slot)
 
-    def loaded(self) -> None:
-        """Tells the agent that it may free what it fetched for this worker."""
+    def loaded(self, saved: SavedStep | None = None, seconds: float = 0.0) -> None:
+        """Tells the agent that it may free what it fetched for this worker.
+
+        Args:
+            saved: the step that the script goes on from; None: it has only read one.
+        """
+        if saved is not None and saved.save is not None:
+            self.descent.took(saved.save, is_load=True)
         if self._is_reading:
             self._is_reading = False
-            self._send("loaded")
+            step = {} if saved is None else {"step": saved.step, "seconds": round(seconds, 6)}
+            self._send("loaded", **step)
 
     def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
         """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
+
+        A step that is not larger than the one saved before it fails, unless the script has loaded a step below it.
 
         Args:
             stage: fills a slot that has at least `nbytes`.
@@ -202,6 +219,12 @@ class Session:
         self.loaded()  # what read() returned is read before the next save
         with self._lock:
             started = time.monotonic()
+            line = self.descent.advance(step)
+            if line is None:
+                last = self.descent.last_step
+                reason = f"step {last} was saved before it; a step must be larger, so count steps over all epochs"
+                self._drop(step, reason)
+                return
             slot, reason = self._take(step)
             if slot is not None:
                 try:
@@ -223,7 +246,7 @@ class Session:
                 self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
                 raise
             message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-            message |= {"tokens": tokens, "flush": flush}
+            message |= {"line": line.to_json(), "tokens": tokens, "flush": flush}
             seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
             if copies is not None or self._sealing.busy:
                 self._sealing.do(seal)
@@ -333,10 +356,11 @@ class Session:
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
         """Continues with another agent. Saves in flight with the lost agent are dropped."""
-        for step in self._arena.rejoin(_save_in(reply, self._place), pinned=reply["pinned"]):
+        save = _save_in(reply)
+        for step in self._arena.rejoin(save, pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
-        self._agent, self._generation, self._committed = agent, reply["generation"], reply["step"]
+        self._agent, self._generation, self._committed = agent, reply["generation"], save
         self._lost, self._hopeless = False, ""
         away_s = time.monotonic() - self._away_since_s
         level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
@@ -380,7 +404,8 @@ class Session:
         step = event.get("step", 0)
         match event["event"]:
             case "committed":
-                self._committed = step
+                self._committed = SaveId.from_json(event["save"])
+                self.descent.committed(self._committed)
                 self._arena.committed(step, pinned=bool(event.get("pinned")))
                 self._report("in the memory of all nodes", event)
             case "flushed":
@@ -440,11 +465,9 @@ class Session:
         log.warning("rank %d: " + message, self._identity.rank, *args)
 
 
-def _save_in(reply: dict[str, Any], place: Place) -> SaveId | None:
+def _save_in(reply: dict[str, Any], name: str = "save") -> SaveId | None:
     """The save that an agent's reply names; None if it names none."""
-    if reply["step"] is None:
-        return None
-    return SaveId(step=reply["step"], attempt=reply["attempt"], run_id=place.run_id)
+    return None if reply[name] is None else SaveId.from_json(reply[name])
 
 
 def rate(nbytes: int, seconds: float) -> str:

@@ -18,19 +18,32 @@ from ckpt.errors import CheckpointError
 from ckpt.format.manifest import merge
 from ckpt.format.shard_record import SaveId
 from ckpt.sections import TierSection
-from ckpt.tiers.rollback import quarantine_above
 from ckpt.tiers.tier import Tier
 
 
 class FlushLeader(Part):
     """Decides to which tiers a save is flushed, and leads the flush."""
 
-    def __init__(self, context: Context, lease: Lease, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        context: Context,
+        lease: Lease,
+        newest: Callable[[], SaveId | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            newest: the newest committed or restored save.
+        """
         super().__init__(context)
         self._lease = lease
+        self._newest = newest
+        self._finishing: asyncio.Future[None] | None = None
         self._sections: dict[str, TierSection] = context.config.lower
         self._clock = clock
         self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._held: dict[str, set[SaveId]] = {name: set() for name in self._sections}  # at the start
+        self._reached: dict[str, SaveId] = {}  # the save that was written last, by tier
         self._busy: dict[str, set[int]] = {name: set() for name in self._sections}
         self._last_s = dict.fromkeys(self._sections, clock())  # start of the newest flush, by tier
 
@@ -67,6 +80,7 @@ class FlushLeader(Part):
         Args:
             save: the restored save, if all its shards are in the memory of the nodes where their ranks run; else None.
         """
+        self._held |= {name: set(saves) for name, saves in contents.held.items()}
         for name, section in self._sections.items():
             if section.every_s is not None and name in contents.last_s:
                 age_s = min(max(time.time() - contents.last_s[name], 0.0), section.every_s)
@@ -102,59 +116,65 @@ class FlushLeader(Part):
         """Flushes a committed save to tiers. A failure is reported, and the slots are freed all the same."""
         await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
 
+    async def _on_ask_finish(self, source: int) -> None:
+        if self._finishing is None:
+            self._finishing = asyncio.ensure_future(self._finish())
+        await asyncio.shield(self._finishing)
+
+    async def _finish(self) -> None:
+        """Writes the newest step to all tiers that lack it, at the end of training: memory is freed with the job.
+
+        Nothing is written if some shards are not in the memory of the nodes where their ranks run.
+        """
+        for name in self._sections:
+            async with self._one_at_a_time[name]:
+                pass  # flushes that have begun may be of this step
+        newest = self._newest()
+        has = {name: newest in self._held[name] or self._reached.get(name) == newest for name in self._sections}
+        missing = [name for name in self._sections if not has[name]]
+        if newest is None or not missing:
+            return
+        answers = await self._try_all("the last step is not pinned on every node", "pin_newest", tiers=missing)
+        if not answers or not all(answer["pinned_bytes"] for answer in answers):
+            return
+        self._listener.to_monitors("finishing", step=newest.step, tiers=missing)
+        for name in missing:
+            self._start(name, newest.step)
+        await self.lead(newest, sum(answer["pinned_bytes"] for answer in answers), missing)
+
     async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
         tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step
         async with self._one_at_a_time[name]:
             try:
                 self._lease.check(name)
-                await (self._write_locally(name, step) if tier.node_local else self._write_shared(name, tier, save))
-                failure = None
+                await (self._write_locally(name, save) if tier.node_local else self._write_shared(name, tier, save))
+                failure, self._reached[name] = None, save
             except (CheckpointError, OSError) as error:
                 failure = str(error)
                 self._listener.problem(f"flush to the {name} tier failed", failure, step, failed=name)
             self._busy[name].discard(step)
             seconds = round(time.monotonic() - since_s, 6)
             await self._try_all(
-                "end of a flush not confirmed by every node", "flush_done", tier=name, step=step,
+                "end of a flush not confirmed by every node", "flush_done", tier=name, save=save,
                 reached=failure is None, nbytes=nbytes, seconds=seconds,
             )  # fmt: skip
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
                 await self._retain(name, tier, self._sections[name].keep)
 
-    async def roll_back(self, save: SaveId) -> None:
-        """Quarantines all steps above the first save of a script that has gone back to an older step.
-
-        Otherwise the next start would restore one of them, and retention would remove older steps instead of them.
-        Each tier takes no other flush meanwhile.
-        """
-        await asyncio.gather(*(self._roll_back(save, name) for name in ("memory", *self._context.tiers)))
-
-    async def _roll_back(self, save: SaveId, name: str) -> None:
-        async with self._one_at_a_time[name]:
-            try:
-                if name == "memory" or self._context.tiers[name].node_local:
-                    await self._context.call_training("roll_back", tier=name, save=save)
-                else:
-                    self._lease.check(name)
-                    await in_time(self._deadlines.flush_s, quarantine_above, self._context.tiers[name], save)
-            except (CheckpointError, OSError) as error:
-                what = f"newer steps in the {name} tier are not in quarantine; the next start restores one of them"
-                self._listener.problem(what, str(error), save.step)
-
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""
         await in_time(self._deadlines.flush_s, tier.prepare)
         await in_time(self._deadlines.flush_s, tier.begin, save)
-        answers = await self._context.call_training("flush_write", tier=name, step=save.step)
+        answers = await self._context.call_training("flush_write", tier=name, save=save)
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
 
-    async def _write_locally(self, name: str, step: int) -> None:
+    async def _write_locally(self, name: str, save: SaveId) -> None:
         """All nodes write, then all commit. So no node commits a step that another could not write."""
-        await self._context.call_training("flush_write", tier=name, step=step)
-        await self._context.call_training("flush_commit", tier=name, step=step)
+        await self._context.call_training("flush_write", tier=name, save=save)
+        await self._context.call_training("flush_commit", tier=name, save=save)
 
     async def _retain(self, name: str, tier: Tier, keep: int) -> None:
         try:
@@ -170,5 +190,5 @@ class FlushLeader(Part):
 
 
 def _is_between(due: int, other: SaveId, save: SaveId) -> bool:
-    """Whether a save of the same run has a step from `due` to that of `save`."""
-    return other.run_id == save.run_id and due <= other.step <= save.step
+    """Whether a save that `save` continues, or is, has a step from `due` on."""
+    return save.line.has(other.line.id, other.step) and due <= other.step <= save.step

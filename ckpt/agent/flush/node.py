@@ -26,8 +26,8 @@ class FlushNode(Part):
         # the save last written, by node-local tier; without places if this node had already committed it there
         self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
 
-    async def _on_flush_write(self, source: int, tier: str, step: int) -> dict[str, Any]:
-        pin, target = self._saves.pinned.get(step), self._context.tier(tier)
+    async def _on_flush_write(self, source: int, tier: str, save: SaveId) -> dict[str, Any]:
+        pin, target, step = self._saves.pinned.get(save), self._context.tier(tier), save.step
         if pin is None:
             raise AgentError(f"step {step} is not held for the {tier} tier here")
         if (older := self._writing.get(tier)) is not None:
@@ -61,11 +61,11 @@ class FlushNode(Part):
         finally:
             del self._writing[name]
 
-    async def _on_flush_commit(self, source: int, tier: str, step: int) -> None:
+    async def _on_flush_commit(self, source: int, tier: str, save: SaveId) -> None:
         """Commits this node's part of a step in a node-local tier."""
-        save, places = self._written.get(tier, (None, []))
-        if save is None or step != save.step:
-            raise AgentError(f"step {step} has not been written to the {tier} tier here")
+        written, places = self._written.get(tier, (None, []))
+        if written != save:
+            raise AgentError(f"step {save.step} has not been written to the {tier} tier here")
         if places:
             await in_thread(self._context.tier(tier).commit, save, self._place.world_size, places)
 
@@ -76,9 +76,9 @@ class FlushNode(Part):
         await in_thread(self._context.tier(tier).retain, keep, set(map(SaveId.from_json, complete)))
 
     async def _on_flush_done(
-        self, source: int, tier: str, step: int, reached: bool, nbytes: int, seconds: float
+        self, source: int, tier: str, save: SaveId, reached: bool, nbytes: int, seconds: float
     ) -> None:
-        await self._saves.flushed(step, tier, reached, bytes=nbytes, seconds=seconds)
+        await self._saves.flushed(save, tier, reached, bytes=nbytes, seconds=seconds)
 
 
 def _is_committed(tier: Tier, save: SaveId, ranks: Sequence[int]) -> bool:

@@ -37,7 +37,7 @@ class RejoinNode(Part):
             generation: of the lost agents.
 
         Returns:
-            step and attempt of the newest save, whose slot the worker keeps (None: no save is known); pinned: whether
+            save: the newest save, whose slot the worker keeps (None: no save is known); pinned: whether
             it is still being flushed; and the generation of these agents.
 
         Raises:
@@ -46,9 +46,8 @@ class RejoinNode(Part):
         if generation >= self._generation:
             raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
         save = await asyncio.shield(self._agreed)
-        step, attempt = (save.step, save.attempt) if save else (None, None)
-        pinned = step in self._saves.pinned
-        return {"step": step, "attempt": attempt, "generation": self._generation, "pinned": pinned}
+        pinned = save in self._saves.pinned
+        return {"save": save.to_json() if save else None, "generation": self._generation, "pinned": pinned}
 
     async def _on_rejoin_verify(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         return {"unverified": [rank for rank in ranks if not await self._memory_store.verify_any(save, rank)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context, Part
@@ -11,6 +12,7 @@ from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.shards.held import held_saves, rows_of
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.line import Line
 from ckpt.tiers.tier import Tier
 
 
@@ -21,8 +23,13 @@ class Chosen(Part):
     shared tier. Workers verify what they read.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, newest_line: Callable[[], Line]) -> None:
+        """
+        Args:
+            newest_line: the line that this attempt continues, or has begun.
+        """
         super().__init__(context)
+        self._newest_line = newest_line
         self._plans: dict[int, Plan] = {}
         self._looking: dict[int, asyncio.Task[Plan]] = {}
 
@@ -39,9 +46,9 @@ class Chosen(Part):
         plan = self._plans[step] = Plan.from_json(answer["plan"])
         return plan
 
-    def is_below(self, step: int) -> bool:
-        """Whether this node's workers have chosen a step below this one."""
-        return any(chosen < step for chosen in self._plans)
+    def tier_of(self, step: int) -> str:
+        """The tier of a chosen step; "memory" if it was not chosen: this attempt has committed it."""
+        return self._plans[step].tier if step in self._plans else "memory"
 
     def known(self, step: int) -> Plan:
         """The plan from an earlier call of `plan`. Raises AgentError if there is none."""
@@ -60,7 +67,7 @@ class Chosen(Part):
         return {"shards": [[row[0].to_json(), *row[1:]] for row in rows if row[0].step == step]}
 
     async def _look(self, step: int) -> Plan:
-        """The best plan for a step: of this run's newest attempt, then from the nearest tier."""
+        """The best plan for a step: of the newest line's descent, then of this run's newest attempt."""
         answers = await self._peers.call_all("holds", step=step)
         found = [
             Plan(
@@ -84,7 +91,13 @@ class Chosen(Part):
         run_id = self._place.run_id
         if not found:
             raise AgentError(f"step {step} cannot be had: {'; '.join(reasons)}")
-        return max(found, key=lambda plan: (plan.save is not None and plan.save.run_id == run_id, plan.attempt or 0))
+        newest = self._newest_line()
+
+        def rank(plan: Plan) -> tuple[Any, ...]:
+            line, is_ours = plan.line, plan.save is not None and plan.save.run_id == run_id
+            return newest.has(line.id, step), line.number, is_ours, plan.attempt or 0
+
+        return max(found, key=rank)
 
 
 def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:

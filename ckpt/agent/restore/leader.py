@@ -12,7 +12,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ckpt.agent.context import Context, Part
@@ -24,10 +25,12 @@ from ckpt.agent.restore.plan import Plan
 from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
+from ckpt.format.line import FIRST, newest_line
 from ckpt.format.shard_record import SaveId
-from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.catalog import directory_name, newest_first
 
 _MEMORY = "memory"
+_MOST_REASONS = 5  # in one message
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class RestoreLeader(Part):
         self._lease = lease
         self._flush = flush
         self._contents = TierContents(held={}, last_s={}, unreadable=())
+        self._line = FIRST  # whose newest step is restored
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
         self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
@@ -110,13 +114,73 @@ class RestoreLeader(Part):
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._contents = await read_tier_contents(self._context, answers, timeout_s)
         stored = self._stored()
-        for save in _newest_first(held, list(stored), self._place.run_id):
+        saves = list(dict.fromkeys([*held, *stored]))
+        if self._config.start_fresh and not any(save.run_id == self._place.run_id for save in saves):
+            self._line = newest_line(saves, self._contents.lines)
+            return self._in_descent(Plan(), saves)
+        for save in self._candidates(saves):
             plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
-                return plan
+                return self._in_descent(plan, saves)
+        self._refuse_to_start_anew(saves)
+        return self._in_descent(Plan(skipped=tuple(self._skipped)), saves)
+
+    def _candidates(self, saves: list[SaveId]) -> Iterator[SaveId]:
+        """The saves of the newest line's descent, newest first. Of one step, this run's attempts first, latest first.
+
+        A line that has nothing but shards in memory may have been lost before its first commit. Then the line before it
+        follows. A line with a step in a lower tier is never passed over.
+        """
+        ours = {save: save.run_id == self._place.run_id for save in saves}
+        in_order = sorted(saves, key=lambda save: (ours[save], save.attempt if ours[save] else 0), reverse=True)
+        begun = {*self._contents.lines, *(save.line for saves in self._contents.held.values() for save in saves)}
+        tried: set[SaveId] = set()
+        for line in sorted({*begun, *(save.line for save in saves)}, reverse=True):
+            self._line = line
+            descent = [save for save in in_order if line.has(save.line.id, save.step) and save not in tried]
+            tried.update(descent)
+            yield from newest_first(descent, line)
+            if line in begun:
+                return
+
+    def _refuse_to_start_anew(self, saves: list[SaveId]) -> None:
+        """Raises AgentError if lower tiers have steps of this namespace, but none that can be restored."""
         if unread := [*self._contents.unreadable, *self._unread.values()]:
             raise AgentError(f"no memory holds a complete step, and {'; '.join(unread)}")
-        return Plan(skipped=tuple(self._skipped))
+        stored = {save.step for name, held in self._contents.held.items() for save in held}
+        lost = {one.step: one.reason for one in self._contents.lost}
+        if not stored and not lost:
+            return
+        reasons = {**lost, **{step: reason for step, reason in self._skipped if step in stored}}
+        each = "; ".join(
+            f"step {step}: {reason}" for step, reason in sorted(reasons.items(), reverse=True)[:_MOST_REASONS]
+        )
+        if aside := sorted({str(save.line) for save in saves if not self._line.has(save.line.id, save.step)}):
+            each = "; ".join(filter(None, (each, f"{', '.join(aside)} has other steps: see `holdfast ckpt rollback`")))
+        raise NoneRestorable(
+            f"namespace {self._config.namespace} has steps, and none can be restored: {each}. Training does not begin "
+            "again at step 0 by itself: repair them, choose another namespace, or set `checkpoint: {start_fresh: true}`"
+        )
+
+    def _in_descent(self, plan: Plan, saves: list[SaveId]) -> Plan:
+        """The plan with what else there is in the namespace: newer steps that cannot be restored, and other lines."""
+        step = -1 if plan.save is None else plan.save.step
+        other_ids = {save.line.id for save in saves if not self._line.has(save.line.id, save.step)}
+        lost = [one for one in self._contents.lost if one.step > step and one.line not in other_ids]
+        aside = [save for save in saves if save.step > step or plan.save is None]
+        left = [f"{one.name}: {one.reason}" for one in lost]
+        for line in sorted({save.line for save in aside if plan.save is None or save.line != plan.save.line}):
+            steps = sorted(save.step for save in aside if save.line == line)
+            why = "start_fresh" if plan.save is None else f"{self._line} is newer"
+            left.append(f"{line} up to step {steps[-1]}: {why}")
+        skipped = tuple(dict.fromkeys([*plan.skipped, *((one.step, one.reason) for one in lost)]))
+        known = [save.step for save in saves if self._line.has(save.line.id, save.step)]
+        numbers = [self._line.number, *(save.line.number for save in saves)]
+        return replace(
+            plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=not lost, left=tuple(left),
+            newest=max((*known, *(one.step for one in lost)), default=None), next_number=1 + max(numbers),
+            began_s=time.time(),
+        )  # fmt: skip
 
     def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:
         """The order of sources: memory before disks, training nodes before holders, the rank's current node before
@@ -243,8 +307,5 @@ class RestoreLeader(Part):
         return [rank for answer in answers for rank in answer["fetched"]]
 
 
-def _newest_first(memory: dict[SaveId, Any], stored: list[SaveId], run_id: str) -> list[SaveId]:
-    """By step. For the same step, this run's attempts first, latest first; then others in the tier's order."""
-    saves = [*(save for save in memory if save not in stored), *stored]
-    ours = {save: save.run_id == run_id for save in saves}
-    return sorted(saves, key=lambda save: (-save.step, not ours[save], -save.attempt if ours[save] else 0))
+class NoneRestorable(AgentError):
+    """The namespace has steps in lower tiers, and none of them can be restored."""

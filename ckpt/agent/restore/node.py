@@ -22,7 +22,6 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_quarantined, noted_reason
-from ckpt.tiers.rollback import quarantine_above, why_rolled_back
 from ckpt.timeouts import within
 
 _DISK_PART = 0.8  # of a message's deadline: time for this node's disk, so that one that hangs is passed over in time
@@ -193,7 +192,8 @@ class RestoreNode(Part):
         log.info("restore plan after %.3f s: step %s from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
             "restore_plan", step=plan.step or 0, attempt_of_step=plan.attempt, tier=plan.tier,
-            skipped=plan.skipped_json(), sources=self._sources(plan, same_world), seconds=seconds,
+            namespace=self._config.namespace, skipped=plan.skipped_json(), left=plan.left,
+            sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
         pinned = self._saves.pin_newest(tiers)
         if not self.plan.done():
@@ -208,15 +208,6 @@ class RestoreNode(Part):
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
         if moved := await self._node_disk.quarantine(save):
             self._listener.problem("step quarantined", ": ".join(moved), save.step)
-
-    async def _on_roll_back(self, source: int, tier: str, save: SaveId) -> None:
-        if tier != "memory":
-            await in_thread(quarantine_above, self._context.tier(tier), save)
-            return
-        saves = {record.save for record in self._memory_store.shards().values()} | self._saves.protect.saves()
-        for other in saves:
-            if other.step > save.step:
-                note_quarantined(self._place.ram_dir, directory_name(other), why_rolled_back(save))
 
     async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpt.format.line import FIRST, Line
 from ckpt.format.shard_record import SaveId
 
 
@@ -47,6 +48,11 @@ class Plan:
     leaving: tuple[int, ...] = ()  # ranks that only holders have in memory; their `Context.reader` takes them over
     fetched: tuple[int, ...] = ()  # ranks whose shard was read from there into the memory of their `Context.reader`
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps that were passed over, with the reasons
+    newest: int | None = None  # the newest step of the namespace, whether it can be restored or not
+    is_head: bool = True  # whether no newer step of its line may come to light later
+    left: tuple[str, ...] = ()  # what stays aside, in words: steps of other lines, and why
+    next_number: int = 1  # of the next line that begins
+    began_s: float = 0.0  # CLOCK_REALTIME: when it begins
 
     def to_json(self) -> dict[str, Any]:
         save = self.save.to_json() if self.save else None
@@ -60,6 +66,11 @@ class Plan:
         fields["save"] = SaveId.from_json(value["save"]) if value["save"] else None
         fields["holders"] = {rank: list(nodes) for rank, nodes in value["holders"]}
         return cls(**{**fields, "skipped": tuple(map(tuple, value["skipped"]))})
+
+    @property
+    def line(self) -> Line:
+        """The line of its save; FIRST if there is none."""
+        return self.save.line if self.save else FIRST
 
     @property
     def step(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,12 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.chosen import Chosen
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.growing_buffer import Room
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
+from ckpt.format.line import FIRST, Line
 from ckpt.format.manifest import Manifest
 from ckpt.format.memory_names import data_file, fetched_name
 from ckpt.format.shard_record import SaveId, ShardRecord
@@ -43,35 +45,49 @@ class Fetched:
 class Loading(Part):
     """One node's loads. The sources of a shard, best first: this node's memory and disk, other nodes, shared tiers."""
 
-    def __init__(self, context: Context, plan: asyncio.Future[Plan], pinned: Container[int]) -> None:
+    def __init__(self, context: Context, plan: asyncio.Future[Plan], saves: SaveNode) -> None:
         super().__init__(context)
         self._plan = plan
-        self._pinned = pinned
+        self._saves = saves
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
-        self._chosen = Chosen(context)
+        self._chosen = Chosen(context, self._newest_line)
         self._damaged: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
         self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
 
     async def plan_for_worker(self) -> dict[str, Any]:
-        """The restore plan. Waits until the agents have agreed on it, and this node's lost shards are rebuilt."""
+        """The restore plan. Waits until the agents have agreed on it, and this node's lost shards are rebuilt.
+
+        A Checkpointer that follows another one in the same attempt also gets what that one has committed.
+        """
         plan = await asyncio.shield(self._plan)
+        committed = self._committed()
         return {
-            "step": plan.step, "attempt": plan.attempt, "tier": plan.tier, "world_size": plan.world_size,
-            "skipped": plan.skipped_json(), "generation": self._place.generation,
-            "pinned": plan.step in self._pinned,
+            "save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size, "skipped": plan.skipped_json(),
+            "generation": self._place.generation, "pinned": (committed or plan.save) in self._saves.pinned,
+            "next_line": [plan.next_number, plan.began_s], "is_head": plan.is_head, "committed": _json(committed),
         }  # fmt: skip
 
     async def choose(self, step: int) -> dict[str, Any]:
         """Lets workers open another step than the restored one from now on. Raises AgentError if no tier has it."""
         plan = await self._chosen.plan(step)
-        return {"step": plan.step, "tier": plan.tier, "world_size": plan.world_size}
+        return {"save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size}
 
-    def goes_back(self, step: int) -> bool:
-        """Whether the attempt's first save, of this step, shows that the script continues from a chosen older step."""
-        restored = self._plan.result().step if self._plan.done() and not self._plan.exception() else None
-        return restored is not None and step < restored and self._chosen.is_below(step)
+    @property
+    def restored(self) -> Plan | None:
+        """The plan that the agents have carried out; None if there is none."""
+        return None if not self._plan.done() or self._plan.exception() else self._plan.result()
+
+    def _committed(self) -> SaveId | None:
+        """The newest save that this attempt has committed."""
+        newest, place = self._saves.newest, self._place
+        is_ours = newest is not None and (newest.run_id, newest.attempt) == (place.run_id, place.attempt)
+        return newest if is_ours else None
+
+    def _newest_line(self) -> Line:
+        newest = self._saves.newest
+        return newest.line if newest else FIRST
 
     async def _plan_of(self, step: int | None) -> Plan:
         plan = await asyncio.shield(self._plan)
@@ -125,13 +141,24 @@ class Loading(Part):
         self._damaged.add((plan.save, rank, path))
         await self._on_verify_again(self._place.node_rank, plan.save, rank)
 
-    def loaded(self, local_rank: int) -> None:
-        """A worker has finished its load. Once all have, the fetched blocks are removed."""
+    def loaded(self, local_rank: int, step: int | None, seconds: float) -> None:
+        """A worker has finished its load. Once all have, the fetched blocks are removed.
+
+        Args:
+            step: the step that it goes on from; None: it has only read one.
+        """
         self._loaded.add(local_rank)
         if len(self._loaded) == self._place.ranks_per_node:
             self._context.workers_loaded.set()
             self._loaded.clear()  # a script may load again
             self.forget_all()
+            plan = self.restored
+            if step is not None and plan is not None:
+                tier = plan.tier if step == plan.step else self._chosen.tier_of(step)
+                self._listener.to_monitors(
+                    "loaded", step=step, tier=tier, namespace=self._config.namespace, newest=plan.newest,
+                    seconds=round(seconds, 6),
+                )  # fmt: skip
 
     async def fetch(self, plan: Plan, rank: int, blocks: list[int] | None) -> None:
         """Fetches blocks (None: all) of a saved rank from another node, unless this node has them. Raises as `open`."""
@@ -239,6 +266,10 @@ class Loading(Part):
 
     def _local_path(self, name: str) -> str:
         return str(data_file(self._place.ram_dir, name))
+
+
+def _json(save: SaveId | None) -> dict[str, Any] | None:
+    return save.to_json() if save else None
 
 
 def _reply(path: str, base: int, record: ShardRecord, *, whole: bool = True) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Standard library only: importing this imports neither torch nor MPI.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import select
 import socket
@@ -25,6 +26,9 @@ _CONNECT_POLL_S = 0.02  # between attempts to connect to a socket that the agent
 _READ_BYTES = 1 << 18
 
 C = TypeVar("C", bound="_Connection")
+
+
+log = logging.getLogger("ckpt")
 
 
 class _Connection:
@@ -145,6 +149,32 @@ class Monitor(_Connection):
         except AgentError:
             return
         raise AgentError(f"the node's agent still runs {timeout_s:g} s after the shutdown request; kill it")
+
+    def release(self) -> None:
+        """Training has ended: the agent writes the newest step to all lower tiers, and exits. Does not wait."""
+        self.send("shutdown", finish=True)
+
+    def finish(self, timeout_s: float, *, workers_s: float = 0.0) -> None:
+        """As `release`, and returns when the agent serves nobody any more. Logs what is written, and what fails then.
+
+        Args:
+            workers_s: limit, before that, for connected workers to leave.
+
+        Raises:
+            AgentError: the agent is still running after both.
+        """
+        self.send("shutdown", workers_s=workers_s, finish=True)
+        deadline, is_writing = time.monotonic() + workers_s + timeout_s, False
+        try:
+            while (event := self.receive(max(0.0, deadline - time.monotonic()))) is not None:
+                if event.get("event") == "finishing":
+                    is_writing = True
+                    log.info("writing step %s to %s before the end", event["step"], ", ".join(event["tiers"]))
+                elif is_writing and event.get("event") == "problem":  # earlier ones were logged when they came
+                    log.warning("%s: %s", event["what"], event["detail"])
+        except AgentError:
+            return
+        raise AgentError(f"the node's agent has not written the newest step within {timeout_s:g} s")
 
     def __enter__(self) -> Monitor:
         return self

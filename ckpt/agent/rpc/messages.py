@@ -79,14 +79,14 @@ _EXPECTED: dict[type, str] = {
 # From a worker to its node's agent. The first message is "hello".
 OF_WORKER = Way("worker", "agent", {
     "plan": message("Requests the restore plan. `step` is null if there is nothing to restore.",
-        deadline="plan_s", answer="step attempt tier world_size skipped generation pinned"),
+        deadline="plan_s", answer="save tier world_size skipped generation pinned next_line is_head committed"),
     "foreseen": message(
         "Requests the provisional plan, which exists while lost shards are being rebuilt. No plan: `step` is null.",
         deadline="plan_s", answer="step world_size"),
     "prefetch": message("The parts of the provisional plan that a load would read: rows of saved rank and blocks.",
         step=int, wants=list),
     "choose": message("Lets this node's workers open another step than the restored one.",
-        step=int, deadline="plan_s", answer="step tier world_size"),
+        step=int, deadline="plan_s", answer="save tier world_size"),
     "open": message(
         "Requests a readable location of a saved rank's shard. `whole`: all blocks are there already. No step: the "
         "restored one. No blocks: only the record.",
@@ -94,15 +94,18 @@ OF_WORKER = Way("worker", "agent", {
         answer="path base record whole"),
     "damaged": message("Bytes at this location do not verify. The next `open` gives another source.",
         rank=int, path=str, step=int | None, optional="step", deadline="open_s"),
-    "loaded": message("This worker has finished its load. After the node's last one, fetched shards are removed."),
-    "staged": message("This worker has staged its shard of a step into a slot.",
-        slot=int, step=int, rank=int, layout=dict, flush=bool, tokens=dict, optional="flush tokens"),
+    "loaded": message(
+        "This worker has finished its load of `step`; no step: what it has read. After the node's last one, fetched "
+        "shards are removed.",
+        step=int | None, seconds=float, optional="step seconds"),
+    "staged": message("This worker has staged its shard of a step into a slot. `line`: that of the save.",
+        slot=int, step=int, rank=int, layout=dict, line=dict, flush=bool, tokens=dict, optional="flush tokens"),
     "drop_shard": message("This worker has no shard for a step, with the reason.", step=int, rank=int, reason=str),
     "drop_up_to": message("This worker had no agent up to this step, so no save up to it can become complete.",
         step=int, rank=int),
     "await_saves": message("Answered once the outcome of all saves of this node is known.", deadline="saves_s"),
     "rejoin": message("Requests the save to continue from, after the agents of `generation` were lost.",
-        generation=int, deadline="plan_s", answer="step attempt generation pinned"),
+        generation=int, deadline="plan_s", answer="save generation pinned"),
     "bye": message("This worker has closed its Checkpointer."),
 })  # fmt: skip
 
@@ -110,15 +113,17 @@ OF_WORKER = Way("worker", "agent", {
 OF_RUNNER = Way("runner", "agent", {
     "ping": message("Answered by the event `pong`."),
     "stop": message("Requests that all ranks of all nodes stop at one boundary. Answered by the event `stop_agreed`."),
-    "shutdown": message("Ends the agent once the workers have left, but at the latest after `workers_s`.",
-        workers_s=float, optional="workers_s"),
+    "shutdown": message(
+        "Ends the agent once the workers have left, but at the latest after `workers_s`. `finish`: training has ended, "
+        "so the newest step is first written to all lower tiers.",
+        workers_s=float, finish=bool, optional="workers_s finish"),
 })  # fmt: skip
 
 # Events, to all workers of the node.
 TO_WORKER = Way("agent", "worker", {
     "committed": message(
         "A step is committed. `pinned`: it is being flushed to a lower tier, and its slot stays in use.",
-        step=int, pinned=bool, bytes=int, seconds=float),
+        save=dict, step=int, pinned=bool, bytes=int, seconds=float),
     "flushed": message("The flush of a step to a lower tier has ended. `reached`: with success.",
         step=int, tier=str, pinned=bool, reached=bool, bytes=int, seconds=float, optional="bytes seconds"),
     "flush_dropped": message("A step that was due in a tier is not flushed, because an older one is under way.",
@@ -138,7 +143,15 @@ TO_RUNNER = Way("agent", "runner", {
         "A failure that does not stop training. `failed`: the tier that the save will not reach.",
         what=str, detail=str, step=int | None, failed=str | None, optional="step failed"),
     "restore_plan": message("The step that is restored, and the ranks of each source of shards.",
-        step=int, attempt_of_step=int | None, tier=str, skipped=list, sources=dict, seconds=float),
+        step=int, attempt_of_step=int | None, tier=str, namespace=str, skipped=list, left=list, sources=dict,
+        seconds=float),
+    "loaded": message("All ranks of the node have loaded this step.",
+        step=int, tier=str, namespace=str, newest=int | None, seconds=float, optional="newest"),
+    "line": message(
+        "The first save of a line that does not continue the newest step of the namespace. `origin`: the step that it "
+        "continues; null: it continues none.",
+        step=int, origin=int | None, newest=int | None, line=str),
+    "finishing": message("Training has ended, and the newest step is written to these tiers.", step=int, tiers=list),
     "rebuilt": message("A lost shard is in this node's memory again.",
         rank=int, from_node=str, bytes=int, seconds=float, tier=str, optional="tier"),
     "rejoined": message("Agents have replaced lost ones, and saving continues from this step.",
@@ -148,12 +161,14 @@ TO_RUNNER = Way("agent", "runner", {
 # From a node's agent to the leader.
 TO_LEADER = Way("node", "leader", {
     "sealed": message("All shards of this node are sealed.",
-        step=int, nbytes=int, flush=bool, token_counts=list, elapsed_s=float, deadline="answer_s"),
+        step=int, nbytes=int, flush=bool, token_counts=list, lines=list, elapsed_s=float, deadline="answer_s"),
     "ask_drop": message("This node cannot complete its part of a save, with the reason.",
         step=int, reason=str, deadline="answer_s"),
     "ask_drop_up_to": message("A worker of this node had no agent up to this step.", step=int, deadline="answer_s"),
     "find_chosen": message("Requests a plan for a step that a script has chosen.",
         step=int, deadline="restore_s", answer="plan"),
+    "ask_finish": message("Training has ended. Answered once the newest step is in all lower tiers.",
+        deadline="flush_s"),
     "ask_stop": message("A runner of this node requests a stop.", deadline="answer_s"),
     "unused": message("No process of the program is connected to this agent any more.",
         deadline="leave_s", answer="leave"),
@@ -162,11 +177,11 @@ TO_LEADER = Way("node", "leader", {
 # From the leader to a node's agent.
 TO_NODE = Way("leader", "node", {
     "publish": message("Writes the records of this node's shards of a save, once all nodes have sealed it.",
-        step=int, deadline="answer_s"),
+        save=SaveId, deadline="answer_s"),
     "protect": message("Makes this node's redundancy of a save, once all nodes have published it.",
-        step=int, deadline="protect_s"),
+        save=SaveId, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
-        step=int, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),
+        save=SaveId, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),
     "drop": message("Drops a save, with the reason.",
         step=int, reason=str, replicas_differ=bool, deadline="answer_s"),
     "verify_parity": message("Verifies the node's parity.",
@@ -191,8 +206,8 @@ TO_NODE = Way("leader", "node", {
         placement=list | None, alone=list | None, deadline="restore_s", answer="made"),
     "quarantine": message("Quarantines a step that was passed over as damaged, for `reason` on this node.",
         save=SaveId, reason=str, deadline="restore_s"),
-    "roll_back": message("Quarantines the steps above a save in one of the node's tiers, or in its memory.",
-        tier=str, save=SaveId, deadline="flush_s"),
+    "pin_newest": message("Keeps the newest step in memory until it has reached these tiers. 0 bytes: not all is here.",
+        tiers=list, deadline="answer_s", answer="pinned_bytes"),
     "holds": message("Requests the node's shards of one step.", step=int, deadline="answer_s", answer="shards"),
     "rejoin_verify": message("As `verify`, for shards in memory alone.",
         save=SaveId, ranks=list, deadline="verify_s", answer="unverified"),
@@ -203,14 +218,14 @@ TO_NODE = Way("leader", "node", {
         deadline="answer_s", answer="boundary"),
     "stop_at": message("The boundary at which all ranks stop.", boundary=int, deadline="answer_s"),
     "flush_write": message("Writes this node's shards of a committed step to a tier.",
-        tier=str, step=int, deadline="flush_s", answer="places"),
+        tier=str, save=SaveId, deadline="flush_s", answer="places"),
     "flush_commit": message("Commits a step on the node's disk, once all nodes have written it.",
-        tier=str, step=int, deadline="flush_s"),
+        tier=str, save=SaveId, deadline="flush_s"),
     "flush_list": message("Requests the saves on the node's disk.", tier=str, deadline="flush_s", answer="saves"),
     "flush_retain": message("Removes all but the newest `keep` complete saves from the node's disk.",
         tier=str, keep=int, complete=list, deadline="flush_s"),
     "flush_done": message("The flush of a step to a tier has ended, so its slots are free.",
-        tier=str, step=int, reached=bool, nbytes=int, seconds=float, deadline="answer_s"),
+        tier=str, save=SaveId, reached=bool, nbytes=int, seconds=float, deadline="answer_s"),
 })  # fmt: skip
 
 # From any node's agent to another node's.

@@ -16,9 +16,12 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
+from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
+from ckpt.format.line import FIRST, Line
+from ckpt.format.shard_record import SaveId
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class Gathering:
     since_s: float = field(default_factory=time.monotonic)  # when the first node received a shard of it
     nodes: dict[int, int] = field(default_factory=dict)  # sealed bytes, by node rank
     flush: bool = False
+    lines: set[Line] = field(default_factory=set)  # that its ranks continue
     tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
     members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
 
@@ -50,15 +54,16 @@ class SaveLeader(Part):
     Nodes seal steps in order. So an incomplete step before a complete one was dropped and never becomes complete.
     """
 
-    def __init__(self, context: Context, flush: FlushLeader, goes_back: Callable[[int], bool]) -> None:
+    def __init__(self, context: Context, flush: FlushLeader, restored: Callable[[], Plan | None]) -> None:
         """
         Args:
-            goes_back: whether the step of the attempt's first save shows that the script continues from an older step
-                than the restored one.
+            restored: the plan of the restore; None if there is none.
         """
         super().__init__(context)
         self._flush = flush
-        self._goes_back = goes_back
+        self._restored = restored
+        self._line = FIRST  # the newest one that some node has saved to
+        self._reported = ""  # the line that was reported last
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._dropped_up_to = -1  # a rank without an agent dropped its saves up to this step
@@ -75,8 +80,17 @@ class SaveLeader(Part):
                 await self._lead(save)
 
     async def _on_sealed(
-        self, source: int, step: int, nbytes: int, flush: bool, token_counts: list[Any], elapsed_s: float
+        self,
+        source: int,
+        step: int,
+        nbytes: int,
+        flush: bool,
+        token_counts: list[Any],
+        lines: list[Any],
+        elapsed_s: float,
     ) -> None:
+        found = {Line.from_json(line) for line in lines}
+        self._follow_line(max(found))
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
         if step <= self._dropped_up_to:
@@ -88,16 +102,28 @@ class SaveLeader(Part):
         save.since_s = min(save.since_s, time.monotonic() - elapsed_s)
         save.nodes[source] = nbytes
         save.flush |= flush
+        save.lines |= found
         for token, count, members in token_counts:
             save.tokens[token] += count
             save.members[token] = members
         if self._is_complete(save):
             self._complete.set()
 
+    def _follow_line(self, line: Line) -> None:
+        """A line that begins later counts its steps anew. The ranks have left what is in flight of the one before."""
+        if line <= self._line:
+            return
+        for step in list(self._gathering):
+            self._end(step)
+            self._listener.problem("save dropped", "the script has begun another line", step, failed="memory")
+        self._line, self._committed, self._dropped_up_to = line, -1, -1
+        self._dropped.clear()
+
     async def _on_ask_drop(self, source: int, step: int, reason: str) -> None:
         """Answers at once, because the drop is sent back to the task that asks."""
-        if step > self._committed:
-            self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {reason}"))
+        if step <= self._committed:
+            raise AgentError(f"step {self._committed} has committed before it")
+        self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {reason}"))
 
     async def _on_ask_drop_up_to(self, source: int, step: int) -> None:
         self._dropped_up_to = max(self._dropped_up_to, step)
@@ -121,27 +147,39 @@ class SaveLeader(Part):
             )
             await self._drop(save.step, reason, replicas_differ=True)
             return
+        save_id = self._context.save_id(save.step, min(save.lines))
+        if len(save.lines) > 1:
+            what = "the ranks do not continue the same step"
+            self._listener.problem(what, "call load() on every rank, with the same step", save.step)
         try:
-            await self._context.call_training("publish", step=save.step)
-            await self._context.call_training("protect", step=save.step)
+            await self._context.call_training("publish", save=save_id)
+            await self._context.call_training("protect", save=save_id)
         except PeerError as error:
             await self._drop(save.step, str(error))
             return
         if self._end(save.step) is None:
             return  # a node has dropped it meanwhile
-        has_gone_back = self._committed < 0 and self._goes_back(save.step)
         self._committed = save.step
         self._dropped = {step for step in self._dropped if step > save.step}  # older steps are refused anyway
         tiers = self._flush.wanted(save.step, save.flush)
         nbytes = sum(save.nodes.values())
         seconds = time.monotonic() - save.since_s
-        fields: dict[str, Any] = {"step": save.step, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
+        fields: dict[str, Any] = {"save": save_id, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
         await self._try_all("commit not heard by every node", "commit_save", **fields)
+        self._report_line(save_id)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
-        if has_gone_back:
-            self._tasks.start(self._flush.roll_back(self._context.save_id(save.step)))
         if tiers:
-            self._tasks.start(self._flush.lead(self._context.save_id(save.step), nbytes, tiers))
+            self._tasks.start(self._flush.lead(save_id, nbytes, tiers))
+
+    def _report_line(self, save: SaveId) -> None:
+        """Reports the first save of a line that does not continue from the newest step of the namespace."""
+        line, plan = save.line, self._restored()
+        if line.id == self._reported or plan is None or (plan.save is None and not plan.skipped and not plan.left):
+            return
+        self._reported = line.id
+        if plan.save is None or line.id != plan.save.line.id:
+            origin = line.ancestors[0][1] if line.ancestors else None
+            self._listener.to_monitors("line", step=save.step, origin=origin, newest=plan.newest, line=line.id)
 
     def _overdue(self, step: int) -> None:
         save = self._gathering[step]

@@ -24,6 +24,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
+from ckpt.format.line import FIRST, Line
 from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
@@ -38,9 +39,12 @@ class Save:
     """A save in flight on this node."""
 
     step: int
+    id: SaveId | None = None  # once the leader has published it
     since_s: float = field(default_factory=time.monotonic)
     names: dict[int, str] = field(default_factory=dict)  # names of the sealed shards, by local rank
     records: dict[str, ShardRecord] = field(default_factory=dict)  # of the sealed shards, by name
+    staged: set[int] = field(default_factory=set)  # local ranks that have staged a shard
+    lines: set[Line] = field(default_factory=set)  # that its ranks continue: one, if all have loaded the same step
     tasks: Tasks = field(default_factory=Tasks)  # sealing, protecting, and watching both
     tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
     members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
@@ -65,7 +69,8 @@ class SaveNode(Part):
         super().__init__(context)
         self.newest: SaveId | None = None  # committed or restored; kept until the next commit
         self.nothing_was_lost = False  # every shard of the restored save was on its rank's node
-        self.pinned: dict[int, Pin] = {}  # by step
+        self.pinned: dict[SaveId, Pin] = {}
+        self._line = FIRST  # the newest one that a worker of this node has saved to
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
         self._ending: set[Save] = set()  # dropped, but the workers do not know yet
@@ -88,24 +93,36 @@ class SaveNode(Part):
     def _take(self, client: Client, message: dict[str, Any]) -> None:
         check(message, OF_WORKER)
         local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
-        layout = Layout.from_json(message["layout"])
+        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["line"])
         if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"staged: slot {slot} of rank {rank} is not one of local rank {local_rank}")
-        is_dropped = step in self._dropped or step <= self._dropped_up_to
-        if is_dropped or step in self.pinned or self._memory_store.find(self._context.save_id(step), rank):
+        self._follow_line(line)
+        is_dropped, save_id = step in self._dropped or step <= self._dropped_up_to, self._context.save_id(step, line)
+        if is_dropped or save_id in self.pinned or self._memory_store.find(save_id, rank):
             reason = "dropped already" if is_dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
         save = self._begin(step)
+        if local_rank in save.staged:
+            raise AgentError(f"step {step} is in flight already")
+        save.staged.add(local_rank)
+        save.lines.add(line)
         save.flush |= bool(message.get("flush"))
         members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
         save.tokens.update(members.keys())
         save.members.update(members)
         staged = ShardRecord(
-            save=self._context.save_id(step), namespace=self._config.namespace, rank=rank,
+            save=save_id, namespace=self._config.namespace, rank=rank,
             world_size=self._place.world_size, layout=layout, blocks=(), flush=save.flush,
         )  # fmt: skip
         save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
+
+    def _follow_line(self, line: Line) -> None:
+        """Steps that were dropped say nothing about those of a line that begins later."""
+        if line > self._line:
+            self._line = line
+            self._dropped.clear()
+            self._dropped_up_to = -1
 
     def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step, so no node need wait for it."""
@@ -130,23 +147,23 @@ class SaveNode(Part):
 
     async def world_lost(self, reason: str) -> None:
         """The other agents are lost. Promised saves may have committed, so they stay. No other save can commit."""
-        for save in [save for save in self._in_flight.values() if not save.promised]:
-            await self._drop(save.step, reason)
-        for step, pin in list(self.pinned.items()):
+        for unpromised in [save for save in self._in_flight.values() if not save.promised]:
+            await self._drop(unpromised.step, reason)
+        for save, pin in list(self.pinned.items()):
             for tier in list(pin.tiers):
-                await self.flushed(step, tier, reached=False)
+                await self.flushed(save, tier, reached=False)
         self._listener.to_workers("world_lost", reason=reason)
         self._is_lost = True
         await self._tell_waiters()
 
-    async def flushed(self, step: int, tier: str, reached: bool, **size_and_time: Any) -> None:
+    async def flushed(self, save: SaveId, tier: str, reached: bool, **size_and_time: Any) -> None:
         """The save has reached a lower tier, or will not. After the last tier its slots may be reused."""
-        if (pin := self.pinned.get(step)) is not None:
+        if (pin := self.pinned.get(save)) is not None:
             pin.tiers.discard(tier)
             if not pin.tiers:
-                del self.pinned[step]
+                del self.pinned[save]
         outcome = {"reached": reached, **(size_and_time if reached else {})}
-        self._listener.to_workers("flushed", step=step, tier=tier, pinned=step in self.pinned, **outcome)
+        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=save in self.pinned, **outcome)
         await self._tell_waiters()
 
     def pin_newest(self, tiers: Collection[str]) -> int:
@@ -160,11 +177,14 @@ class SaveNode(Part):
         names: dict[int, str] = {}
         for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
             found = self._memory_store.find(self.newest, rank)
-            if not found:
+            if not found or self._memory_store.record(found[0]).world_size != self._place.world_size:
                 return 0
             names[local_rank] = found[0]
-        self.pinned[self.newest.step] = Pin(save=self.newest, names=names, tiers=set(tiers))
+        self.pinned[self.newest] = Pin(save=self.newest, names=names, tiers=set(tiers))
         return sum(self._memory_store.record(name).nbytes for name in names.values())
+
+    async def _on_pin_newest(self, source: int, tiers: list[str]) -> dict[str, Any]:
+        return {"pinned_bytes": self.pin_newest(tiers)}
 
     def _rank_of(self, client: Client) -> int:
         ranks = self._context.ranks(self._place.node_rank)
@@ -205,7 +225,7 @@ class SaveNode(Part):
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
                 await self._peers.call(
                     0, "sealed", step=save.step, nbytes=save.nbytes, flush=save.flush, token_counts=token_counts,
-                    elapsed_s=time.monotonic() - save.since_s,
+                    lines=[line.to_json() for line in sorted(save.lines)], elapsed_s=time.monotonic() - save.since_s,
                 )  # fmt: skip
         except (CheckpointError, OSError) as error:
             await self._ask_drop(save, str(error))
@@ -219,24 +239,25 @@ class SaveNode(Part):
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
 
-    async def _on_publish(self, source: int, step: int) -> None:
-        save = self._in_flight.get(step)
-        if save is None:
-            raise AgentError(f"step {step} was dropped here")
-        for name, record in save.records.items():
-            self._memory_store.publish(name, record)
+    async def _on_publish(self, source: int, save: SaveId) -> None:
+        found = self._in_flight.get(save.step)
+        if found is None:
+            raise AgentError(f"step {save.step} was dropped here")
+        found.id = save
+        for name, record in found.records.items():
+            self._memory_store.publish(name, replace(record, save=save))
 
-    async def _on_protect(self, source: int, step: int) -> None:
-        save = self._in_flight.get(step)
-        if save is None:
-            raise AgentError(f"step {step} was dropped here")
-        kept = {self._context.save_id(step), *([self.newest] if self.newest else [])}
+    async def _on_protect(self, source: int, save: SaveId) -> None:
+        found = self._in_flight.get(save.step)
+        if found is None or found.id != save:
+            raise AgentError(f"step {save.step} was dropped here")
+        kept = {save, *([self.newest] if self.newest else [])}
         keep = None if self.newest is None and self._place.generation else kept
         try:
-            await save.tasks.hold(self.protect.make(self._context.save_id(step), keep))
+            await found.tasks.hold(self.protect.make(save, keep))
         except asyncio.CancelledError:
-            raise AgentError(f"step {step} was dropped meanwhile") from None
-        save.promised = True
+            raise AgentError(f"step {save.step} was dropped meanwhile") from None
+        found.promised = True
 
     async def _on_protect_restored(
         self, source: int, placement: list[Any] | None, alone: list[int] | None
@@ -247,16 +268,19 @@ class SaveNode(Part):
                 await within(self._deadlines.load_s, self._context.workers_loaded.wait())
         return {"made": await self.protect.make(self.newest, None, moved, alone) if self.newest else 0}
 
-    async def _on_commit_save(self, source: int, step: int, tiers: list[str], nbytes: int, seconds: float) -> None:
-        save = self._in_flight.pop(step, None)
-        if save is None:
+    async def _on_commit_save(self, source: int, save: SaveId, tiers: list[str], nbytes: int, seconds: float) -> None:
+        step = save.step
+        found = self._in_flight.get(step)
+        if found is None or found.id != save:
             raise AgentError(f"step {step} was dropped here")
-        self.newest = self._context.save_id(step)
+        del self._in_flight[step]
+        self.newest = save
         if tiers:
-            self.pinned[step] = Pin(save=self.newest, names=save.names, tiers=set(tiers))
-        self._listener.to_workers("committed", step=step, pinned=bool(tiers), bytes=nbytes, seconds=seconds)
-        self._listener.to_monitors("commit", tier="memory", step=step, bytes=nbytes, seconds=seconds)
-        await save.tasks.cancel()
+            self.pinned[save] = Pin(save=save, names=found.names, tiers=set(tiers))
+        report = {"step": step, "bytes": nbytes, "seconds": seconds}
+        self._listener.to_workers("committed", save=save.to_json(), pinned=bool(tiers), **report)
+        self._listener.to_monitors("commit", tier="memory", **report)
+        await found.tasks.cancel()
         for older in [older for older in self._in_flight if older < step]:  # their outcome will not arrive any more
             await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")
         self._tidy()
@@ -266,7 +290,7 @@ class SaveNode(Part):
         local_ranks = range(self._place.ranks_per_node)
         stems = set(map(own_stem, local_ranks))
         stems |= {copy_stem(node, local_rank) for node in self.protect.sources for local_rank in local_ranks}
-        keep = {pin.save for pin in self.pinned.values()}
+        keep = set(self.pinned)
         keep |= {self.newest} if self.newest else set()
         self._memory_store.tidy(stems, self._slots, keep)
         self.protect.tidy(keep)

@@ -77,4 +77,4 @@ def whole_in_place(shards: Iterable[Iterable[Row]], place: Place) -> list[SaveId
         for node, rows in enumerate(shards)
     )
     whole = [held.save for held in held_saves(in_place) if not held.lost]
-    return sorted(whole, key=lambda save: (save.attempt, save.step), reverse=True)
+    return sorted(whole, key=lambda save: (save.attempt, save.line.number, save.step), reverse=True)

@@ -16,7 +16,7 @@ from ckpt.format.atomic_files import map_regular
 from ckpt.format.boxes import Box
 from ckpt.format.checksums import block_count, blocks_of_range
 from ckpt.format.layout import Chunk
-from ckpt.format.shard_record import ShardRecord
+from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.worker.load.verified_copy import Region, copy_verified
 from ckpt.worker.tensors import chunk_box, torch_dtype, view_array, view_bytes
 
@@ -65,16 +65,19 @@ class SavedStep:
 
     def __init__(
         self, agent: ShardSource, *, step: int, world_size: int, node: str, open_s: float, threads: int = 1,
+        save: SaveId | None = None,
         mapped: Mapped = lambda path, nbytes: None, tier: str = "",
     ) -> None:  # fmt: skip
         """
         Args:
             world_size: that of the run that saved the step.
+            save: its id; None: a plan that may still change.
             mapped: returns the bytes of a file that this process has already mapped.
             tier: the lowest tier that the step needs, for messages.
         """
         self.tier = tier
         self.step = step
+        self.save = save
         self.world_size = world_size
         self.bytes_read = 0
         self._agent = agent

@@ -1,24 +1,28 @@
-"""The memory directory of a run without a launcher: its path, its lock, and the note about its current attempt."""
+"""The memory directory of a run without a launcher: its path, its id, its lock, and the note about its attempt."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ckpt.config import CheckpointConfig, Place, environment_of
+from ckpt.config import CheckpointConfig, Place, environment_of, owner_of
 from ckpt.errors import ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, durable_write, private_directory
 from ckpt.format.file_lock import locked
+from ckpt.format.line import Owner
 from ckpt.tiers.posix import SharedTier
 
 LOG = "agent.log"
 _NOTE = "solo.json"
+_ID = "id"  # random text, made with the directory
 
 
 def slurm_job(env: Mapping[str, str]) -> str:
@@ -28,39 +32,61 @@ def slurm_job(env: Mapping[str, str]) -> str:
     return f"slurm-{env.get('SLURM_CLUSTER_NAME', 'cluster')}-{env['SLURM_JOB_ID']}"
 
 
-def run_id(config: CheckpointConfig, job: str = "") -> str:
-    """The run's id: the same for every start on this node with the same shared directory. A new directory gives a new
-    id.
+def run_id(config: CheckpointConfig, ram_dir: Path, job: str = "", *, fresh: bool = False) -> str:
+    """The run's id: the same for every start with the same memory directory, and in a job for all its nodes.
 
-    A later start of a run takes over its claim at once. On another node no lock shows whether the earlier start is
-    alive, so a start there is another run.
+    A later start of a run takes over its claim at once, because the lock of the memory directory has shown that the
+    earlier start has ended. Machines of one name have memory directories of their own, so they are different runs.
 
     Args:
+        ram_dir: the locked memory directory.
         job: the Slurm job in which the run is, and whose nodes share the id; "" if there is none.
+        fresh: whether this start is a run of its own.
     """
-    name = f"{job or f'solo-{os.uname().nodename}'}-{config.namespace}"
-    if config.shared is None:
-        return name
-    created = SharedTier(config.shared.path, config.namespace).prepare()
-    return f"{name}-{xxhash.xxh32_hexdigest(repr(created).encode())}"
+    if job:
+        folder = _shared_folder(config)
+        return f"{job}-{config.namespace}" + (f"-{xxhash.xxh32_hexdigest(repr(folder).encode())}" if folder else "")
+    path = ram_dir / _ID
+    if fresh or not path.exists():
+        durable_write(path, secrets.token_hex(4).encode(), sync=False)
+    return f"solo-{os.uname().nodename}-{config.namespace}-{path.read_text()[:8]}"
 
 
 def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
-    """The memory directory of this namespace and shared directory. It is created, private to this user.
+    """The memory directory of this namespace, and of its folder in the shared directory. It is created, private to this
+    user.
+
+    Without a job it belongs to that folder itself, wherever it is moved, and not to a copy of it.
 
     Args:
         job: the Slurm job that the directory belongs to; "" if it belongs to none.
 
     Raises:
-        ConfigError: the existing directory is not private to this user.
+        ConfigError: the existing directory is not private to this user, or the shared directory cannot be used.
     """
-    shared = config.shared.path if config.shared else ""
-    digest = xxhash.xxh32_hexdigest(f"{config.namespace} {shared}".encode())
-    # A socket's path has at most 107 bytes, and the job's name may take half of them.
-    below = f"{job}/mpi-{digest}" if job else f"solo-{config.namespace[:40]}-{digest}"
+    if job:  # the same on all nodes; a socket's path has at most 107 bytes, and the job's name may take half of them
+        shared = config.shared.path if config.shared else ""
+        below = f"{job}/mpi-{xxhash.xxh32_hexdigest(f'{config.namespace} {shared}'.encode())}"
+    else:
+        digest = xxhash.xxh32_hexdigest(f"{config.namespace} {_shared_folder(config)}".encode())
+        below = f"solo-{config.namespace[:40]}-{digest}"
     directory = MEMORY_ROOT / f"holdfast-{os.getuid()}" / below
     private_directory(directory)
     return directory
+
+
+def _shared_folder(config: CheckpointConfig) -> tuple[float, int] | None:
+    """What identifies the namespace's folder in the shared directory: when it was made, and its inode."""
+    if config.shared is None:
+        return None
+    tier = SharedTier(config.shared.path, config.namespace)
+    return tier.prepare(), tier.folder.stat().st_ino
+
+
+def our_owner() -> Owner:
+    """This user and script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return owner_of({"HOLDFAST_SCRIPT": os.path.abspath(script)} if script else {})
 
 
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:

@@ -26,6 +26,7 @@ from ckpt.worker.standalone.memory_dir import (
     LOG,
     lock_directory,
     memory_directory,
+    our_owner,
     read_note,
     run_id,
     slurm_job,
@@ -120,10 +121,12 @@ class ProgramAgents:
                 "agent on each node needs one; run it by srun or mpirun in one (sbatch, salloc), or on one node"
             )
         attempt = max(int(time.time()), 1 + max(seat.last_attempt for seat in seats))
-        run = _told_by_rank_0(comm, lambda: f"{attempt} {run_id(config, job)}").split(" ", 1)
+        run = _told_by_rank_0(
+            comm, lambda: f"{attempt} {run_id(config, ram_dir, job, fresh=config.start_fresh)}"
+        ).split(" ", 1)
         self.place = Place(
             run_id=run[1], attempt=int(run[0]), node=seat.node, nodes=nodes, ranks_per_node=seat.ranks_on_node,
-            ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""),
+            ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""), owner=our_owner(),
         )  # fmt: skip
         if leads:
             with contextlib.suppress(OSError):  # memory may be full; the next attempt is then numbered by time of day

@@ -24,6 +24,7 @@ from ckpt.worker.session import Identity
 from ckpt.worker.standalone.memory_dir import (
     lock_directory,
     memory_directory,
+    our_owner,
     read_note,
     run_id,
     start_agents,
@@ -62,7 +63,8 @@ class SoloAgent:
         if identity.local_rank == 0:
             self._lock = lock_directory(ram_dir, config)
             attempt = max(int(time.time()), read_note(ram_dir).get("attempt", 0) + 1)
-            self.place = _place(ram_dir, run_id(config), attempt, ranks)
+            is_fresh = config.start_fresh and env.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+            self.place = _place(ram_dir, run_id(config, ram_dir, fresh=is_fresh), attempt, ranks)
             self._process = start_agents(command(), self.place, config, os.environ)
             write_note(self.place, launch)
         else:
@@ -73,7 +75,8 @@ class SoloAgent:
         """Stops the agent, if this process has started it.
 
         Args:
-            together: whether the other ranks are about to close too; then the agent waits for them.
+            together: whether the other ranks are about to close too. Then the agent waits for them, and writes the
+                newest step to the lower tiers.
         """
         process, self._process = self._process, None
         if process is None:
@@ -82,7 +85,10 @@ class SoloAgent:
             write_note(self.place)  # no other worker may use it any more
         try:
             with Monitor.connect(self.place.ram_dir, self.place.attempt, timeout_s=self._deadlines.end_s) as monitor:
-                monitor.shutdown(workers_s=self._deadlines.end_s if together else 0.0)
+                if together:
+                    monitor.finish(self._deadlines.finish_s, workers_s=self._deadlines.end_s)
+                else:
+                    monitor.shutdown()
             process.wait(timeout=self._deadlines.end_s)
         except (AgentError, subprocess.TimeoutExpired) as error:
             log.warning("the checkpoint agent (pid %d) did not exit: %s; killing it", process.pid, error)
@@ -93,7 +99,9 @@ class SoloAgent:
 
 def _place(ram_dir: Path, run: str, attempt: int, ranks: int) -> Place:
     node = os.uname().nodename
-    return Place(run_id=run, attempt=attempt, node=node, nodes=(node,), ranks_per_node=ranks, ram_dir=ram_dir)
+    return Place(
+        run_id=run, attempt=attempt, node=node, nodes=(node,), ranks_per_node=ranks, ram_dir=ram_dir, owner=our_owner()
+    )
 
 
 def _wait_for_note(ram_dir: Path, launch: str, timeout_s: float) -> dict[str, Any]:
