@@ -33,7 +33,8 @@ from launcher.core.inputs import (
 
 log = logging.getLogger(__name__)
 
-_RECORDED = ("problem", "rebuilt", "stop_agreed")  # reports of agents that are recorded and need no decision
+# reports of agents that are recorded and need no decision
+_RECORDED = ("problem", "rebuilt", "stop_agreed", "loaded", "line", "finishing")
 
 
 def to_input(node: str, message: Message) -> Input | None:

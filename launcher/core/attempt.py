@@ -335,7 +335,8 @@ def _decide(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=what)
     has_work = outcome != "cancelled" and not (outcome == "resized" and _is_committed(turn))
     if turn.state.job.has_checkpoint and attempt.all_ended and has_work:
-        turn.do(Send(nodes=agent_world.nodes(turn), order=Order.RELEASE_AGENT, attempt=attempt.number))
+        order = Order.FINISH_AGENT if outcome in teardown.ENDS_TRAINING else Order.RELEASE_AGENT
+        turn.do(Send(nodes=agent_world.nodes(turn), order=order, attempt=attempt.number))
         turn.enter_phase(AttemptPhase.RELEASING)
     else:
         teardown.kill(turn)

@@ -8,10 +8,11 @@ from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Attempt, AttemptPhase
 from launcher.core.turn import Turn
 
+ENDS_TRAINING = ("done", "halted")  # outcomes after which nobody needs the agents' memory any more
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
 RECONNECT_S = 12.0
-AGENT_FLUSH_S = 600.0  # after the last step; the agents' last writes are the job's result
+AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the job's result
 AGENT_STOP_S = 3.0  # in a stop before a restart time is short, and memory survives
 
 
@@ -76,4 +77,4 @@ def _report_unsaved_stop(turn: Turn) -> None:
 
 def flush_s(attempt: Attempt) -> float:
     """Seconds that the agents may take after training."""
-    return AGENT_FLUSH_S if attempt.outcome in ("done", "halted") else AGENT_STOP_S
+    return AGENT_FLUSH_S if attempt.outcome in ENDS_TRAINING else AGENT_STOP_S

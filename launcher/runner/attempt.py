@@ -176,10 +176,14 @@ class NodeAttempt:
             )
             self._send({"op": "problem", "attempt": self.number, "what": what})
 
-    def release_agent(self) -> None:
-        """Training is over, so the agent may finish its work and exit."""
+    def release_agent(self, *, finish: bool) -> None:
+        """The ranks have ended, so the agent may exit.
+
+        Args:
+            finish: whether training is over; then it first writes the newest step to the lower tiers.
+        """
         if self._watch is not None:
-            self._watch.release_agent()
+            self._watch.release_agent(finish=finish)
 
     def renew_agent(self, generation: int) -> None:
         """Ends the node's agent, because another one is being started."""

@@ -276,8 +276,8 @@ class Runner:
             return  # it is about an earlier attempt
         elif op == "stop":
             attempt.stop(terminated=self._is_terminated)
-        elif op == "release_agent":
-            attempt.release_agent()
+        elif op in ("release_agent", "finish_agent"):
+            attempt.release_agent(finish=op == "finish_agent")
         elif op == "renew_agents":
             attempt.renew_agent(message["generation"])
         elif op == "dump":

@@ -29,6 +29,8 @@ def attempt_environment(
         "HOLDFAST_NODES": ",".join(nodes),
         "HOLDFAST_RANKS_PER_NODE": str(spec.workers_per_node),
         "HOLDFAST_JOB_DIR": str(job_dir),
+        "HOLDFAST_JOB_NAME": spec.name,
+        "HOLDFAST_SCRIPT": str(spec.script),
     }
     if spec.checkpoint is not None:
         environment["HOLDFAST_CHECKPOINT"] = json.dumps(asdict(spec.checkpoint))

@@ -27,7 +27,7 @@ _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
 # every agent reports these; the supervisor needs them once
-_TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed")
+_TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed", "loaded")
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -75,7 +75,7 @@ class Watch:
         self._monitor: Monitor | None = None
         self._board: Board | None = None
         self._restored: int | None = None  # the step from which this attempt continued
-        self._stop_wanted = self._released = False
+        self._stop_wanted = self._released = self._finishes = False
         self._is_joining = True
         self._unanswered = 0  # number of looks since an unanswered request to the agent
         self.generation = 0
@@ -106,7 +106,7 @@ class Watch:
         if self._stop_wanted:
             self._ask(lambda monitor: monitor.stop())
         if self._released:
-            self._ask(lambda monitor: monitor.shutdown())
+            self._let_agent_go()
         return True
 
     def look_after_agent(self) -> None:
@@ -150,12 +150,16 @@ class Watch:
         self._stop_wanted = True
         self._ask(lambda monitor: monitor.stop())
 
-    def release_agent(self) -> None:
-        """Training is over, so the agent may finish its work and exit."""
-        self._released = True
+    def release_agent(self, *, finish: bool) -> None:
+        """The ranks have ended, so the agent may exit. `finish`: it first writes the newest step to the lower tiers."""
+        self._released, self._finishes = True, finish
         if self._monitor is None and not self._is_joining:
             self._send({"op": "agent_ended", "attempt": self.attempt})  # it was lost
-        self._ask(lambda monitor: monitor.shutdown())
+        self._let_agent_go()
+
+    def _let_agent_go(self) -> None:
+        """Its connection is followed until it ends, because its last writes are events too."""
+        self._ask(lambda monitor: monitor.release() if self._finishes else monitor.shutdown())
 
     def leave_agent(self) -> None:
         """Stops following the agent. The board can still be read."""

@@ -49,7 +49,7 @@ class Stops(Talkers):
                 channel.send({"op": "monitor", "event": event} | self._attempt)
             channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | self._attempt)
 
-        elif message["op"] == "release_agent":
+        elif message["op"] in ("release_agent", "finish_agent"):
             self._tasks.append(asyncio.create_task(self._agents.kill()))
 
     def _lose_agents(self, channel: Channel) -> None:

@@ -30,13 +30,18 @@ _DONE: dict[str, tuple[type, ...]] = {
     "holders_released": (do.KillAgents, do.Send, do.StartAgents),
 }
 # Phases that begin with an order to the nodes.
-_ORDERS: dict[AttemptPhase, do.Order] = {
-    AttemptPhase.JUDGING: do.Order.DUMP,
-    AttemptPhase.RELEASING: do.Order.RELEASE_AGENT,
-    AttemptPhase.KILLING: do.Order.KILL,
+_ORDERS: dict[AttemptPhase, tuple[do.Order, ...]] = {
+    AttemptPhase.JUDGING: (do.Order.DUMP,),
+    AttemptPhase.RELEASING: (do.Order.RELEASE_AGENT, do.Order.FINISH_AGENT),
+    AttemptPhase.KILLING: (do.Order.KILL,),
 }
 _MAY_START_AGENTS = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK)
-_OF_ALL = (do.Order.RELEASE_AGENT, do.Order.KILL, do.Order.RENEW_AGENT)  # also of nodes that only hold something
+_OF_ALL = (
+    do.Order.RELEASE_AGENT,
+    do.Order.FINISH_AGENT,
+    do.Order.KILL,
+    do.Order.RENEW_AGENT,
+)  # also of nodes that only hold something
 
 
 def check_commands(before: State, after: State, todo: tuple[do.Command, ...]) -> None:
@@ -92,9 +97,9 @@ def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Com
     is_begun = not is_same or of is None or of.phase is not attempt.phase
     sent = {command.order for command in todo if type(command) is do.Send and command.attempt == attempt.number}
     kinds = {type(command) for command in todo}
-    order = _ORDERS.get(attempt.phase)
-    if is_begun and order is not None and order not in sent:
-        yield f"{attempt.phase.value} begins without {order.value}"
+    orders = _ORDERS.get(attempt.phase, ())
+    if is_begun and orders and not sent.intersection(orders):
+        yield f"{attempt.phase.value} begins without {orders[0].value}"
     if is_begun and attempt.phase is AttemptPhase.STARTING and do.StartWorkers not in kinds:
         yield "an attempt starts without workers"
     if is_begun and attempt.phase is AttemptPhase.KILLING and after.job.has_checkpoint and do.KillAgents not in kinds:

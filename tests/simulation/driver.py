@@ -356,7 +356,11 @@ class Driver:
                 folder.append(self.term, item)
 
     def _send(self, command: do.Send) -> None:
-        if command.order is do.Order.RELEASE_AGENT and self.group is not None and self.group.ordered_s is None:
+        if (
+            command.order in (do.Order.RELEASE_AGENT, do.Order.FINISH_AGENT)
+            and self.group is not None
+            and self.group.ordered_s is None
+        ):
             self.group.ordered_s = self.world.clock.now
         for node in command.nodes:
             self.links.send(node, command)

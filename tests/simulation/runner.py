@@ -276,7 +276,7 @@ class Runner:
             self._obey_as_holder(order, message)
         elif order is Order.STOP:
             self._stop()
-        elif order is Order.RELEASE_AGENT:
+        elif order in (Order.RELEASE_AGENT, Order.FINISH_AGENT):
             self.released = attempt
             for group in list(self.host.agents):
                 group.release(self.host)
@@ -292,7 +292,7 @@ class Runner:
         for group in list(self.host.agents):
             if group.number != message.attempt:
                 continue
-            if order is Order.RELEASE_AGENT:
+            if order in (Order.RELEASE_AGENT, Order.FINISH_AGENT):
                 group.release(self.host)
             elif order is Order.RENEW_AGENT and group.generation != message.generation:
                 group.lose(self.host)

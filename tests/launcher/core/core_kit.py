@@ -247,7 +247,7 @@ class Play:
         return inputs.OwnCheckpointsSeen(file=name, modified_s=modified_s)
 
     def _carried_out(self, command: do.Send) -> Iterator[Input]:
-        if command.order is Order.RELEASE_AGENT:
+        if command.order in (Order.RELEASE_AGENT, Order.FINISH_AGENT):
             yield inputs.AgentsEnded(attempt=command.attempt, generation=self._generation)
         elif command.order is Order.KILL:
             for node in command.nodes:
