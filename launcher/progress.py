@@ -143,7 +143,8 @@ class _View:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _show(self, event: Event) -> None:
-        if event.get("event") not in _UNSAID:
+        is_usual = event.get("event") == "restore" and event.get("step") and not event.get("skipped")
+        if event.get("event") not in _UNSAID and not is_usual:  # the load follows, or a line begins
             self._console.print(event_line(event), soft_wrap=True)
 
 
