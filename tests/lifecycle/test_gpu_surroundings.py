@@ -345,6 +345,12 @@ def test_efa_needs_its_modules_locked_memory_and_huge_pages(tmp_path: Path) -> N
     assert [check.run(node).status for check in checks] == [Status.OK] * 3
 
 
+def test_huge_pages_that_the_kernel_does_not_tell_are_not_none(tmp_path: Path) -> None:
+    plug_efa(tmp_path, 1, 1)
+    put(tmp_path, "/proc/meminfo", "MemTotal: 1 kB\nHugePages_Total: many\n")
+    assert efa.huge_pages.run(node_of(tmp_path)).status is Status.UNKNOWN
+
+
 def test_gpus_beside_efa_need_a_way_to_their_memory(tmp_path: Path) -> None:
     plug_efa(tmp_path, 1, 1)
     plug_gpus(tmp_path, 1)
