@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from lifecycle import Finding, Status
+from slurm.conf import runs_prolog_first
 
 OLDEST = (22, 5)
 KILL_WAIT_S = 30  # in which the ranks of a preempted job stop and save
@@ -106,7 +107,7 @@ def _launch(config: Config) -> Iterator[Finding]:
 def _prolog(config: Config) -> Iterator[Finding]:
     has_prolog = config.get("Prolog", "(null)") not in ("(null)", "")
     flags = config.get("PrologFlags", "(null)")
-    is_early = any(flag in flags.lower() for flag in ("alloc", "contain", "x11"))
+    is_early = runs_prolog_first(flags)
     advice = "PrologFlags=Alloc in slurm.conf: else the prolog runs at a job's first step, too late to start elsewhere"
     advice = advice if has_prolog and not is_early else ""
     yield _finding("prolog_flags", flags, "Alloc, where there is a prolog", advice)

@@ -18,8 +18,9 @@ from slurm.hooks import directories, prolog
 from slurm.hooks.directories import make_job_dir, make_user_dir, remove_job_dir
 from slurm.hooks.hook import FIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
-from slurm.hooks.places import HookSettings, Places
+from slurm.hooks.places import Places
 from slurm.hooks.removal import remove_tree
+from slurm.hooks.settings import HookSettings
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.usage import usage
 
