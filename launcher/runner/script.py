@@ -57,6 +57,8 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     try:
         _run_as_main(script)
     except SystemExit as end:
+        if isinstance(end.code, int):
+            end.code &= 0xFF  # as the kernel does; os._exit refuses numbers that do not fit into a C int
         if end.code not in (None, 0):
             raise
     except (Exception, KeyboardInterrupt) as error:
@@ -121,5 +123,15 @@ def _finish() -> None:
     """The interpreter's shutdown, which a forked process would skip."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, executors' too
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+
+
+def _flush(stream: Any) -> None:
+    """Flushes stdout or stderr at the end. The script may have closed it, or put an object of its own in its place."""
+    if stream is None or getattr(stream, "closed", False):
+        return
+    try:
+        stream.flush()
+    except Exception:  # the training is done; the error must not make it count as failed
+        os.write(2, f"ignored at the end of the script: {traceback.format_exc()}".encode(errors="backslashreplace"))

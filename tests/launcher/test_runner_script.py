@@ -68,11 +68,30 @@ print("done")
         ("sys.stderr.write('line\\n' * 9999); print('x'); sys.exit(3)", 3, "\n".join(["line"] * 8)),
         ("sys.stderr.write('\\r 1%\\r 2%\\n\\n'); sys.exit(3)", 3, " 2%"),
         ("print('out'); sys.exit(3)", 3, "None"),
+        ("sys.exit(2**40 + 3)", 3, "None"),  # as the kernel cuts it off
+        ("sys.exit(-1)", 255, "None"),
     ],
 )
 def test_the_end_of_stderr_survives_a_script(tmp_path: Path, end: str, code: int, words: str) -> None:
     done = rank_that_ran(tmp_path, f"import os, sys\n{end}")
     assert (done.returncode, done.stdout) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("sys.stdout.close(); sys.stderr.close()", "None"),
+        ("sys.stdout = sys.stderr = None", "None"),
+        ("sys.stdout = open('/dev/full', 'w'); sys.stdout.write('x')", "None"),
+        ("class Tee:\n    def flush(self): raise ValueError('closed')\nsys.stdout = Tee()", "None"),
+    ],
+)
+def test_a_script_whose_stdout_cannot_be_flushed_has_ended_well(tmp_path: Path, end: str, words: str) -> None:
+    """A logger that replaces stdout may close it at the end of the training."""
+    done = rank_that_ran(tmp_path, f"import sys\nprint('trained', flush=True)\n{end}\n")
+    assert (done.returncode, done.stdout) == (0, words)
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert lines[0] == "trained" and bool(lines[1:]) == ("Tee" in end or "full" in end)
 
 
 def test_a_script_that_is_interrupted_has_not_ended_well(tmp_path: Path) -> None:
