@@ -8,8 +8,10 @@ job.result()
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
+from launcher import gpus
 from launcher.boosters import check_boosters
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
@@ -32,6 +35,7 @@ from launcher.submission.local import SupervisedLocalExecutor
 from launcher.submission.request import make_folder
 from launcher.submission.slurm import SupervisedSlurmExecutor
 
+_log = logging.getLogger(__name__)
 _EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
 # update_parameters() names that describe the job itself -> the job file's names.
 _JOB_PARAMETERS = {
@@ -165,7 +169,8 @@ class Executor(submitit.AutoExecutor):
         mapping = self._job_parameters | job.mapping(*delayed.args)
         if gres and isinstance(mapping.get("slurm") or {}, Mapping):
             mapping["slurm"] = gres | (mapping.get("slurm") or {})
-        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
+        auto = gpus.of_this_machine if self.cluster == "local" else gpus.not_here
+        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})", auto_gpus=auto)
 
     def _check(self, spec: JobSpec) -> None:
         """Raises UsageError for a job that cannot work, before anything is submitted."""
@@ -176,6 +181,7 @@ class Executor(submitit.AutoExecutor):
             partition = self._executor.option("partition")
             check_partition(partition, spec)
             check_boosters(spec, partition, self._executor.option("qos"))
+            _remark_on_gpus(partition, spec)
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -227,10 +233,23 @@ def check_partition(names: str | None, spec: JobSpec) -> None:
         )
 
 
+def _remark_on_gpus(names: str | None, spec: JobSpec) -> None:
+    """Logs that the job leaves the GPUs of its partition alone. Says nothing if Slurm does not answer."""
+    from slurm import Slurm, SlurmError
+
+    if gpus.count(spec.gpus_per_node):
+        return
+    with contextlib.suppress(SlurmError):
+        if any(map(gpus.names_gpus, Slurm().gres(names))):
+            where = f"partition {names}" if names else "the partition"
+            _log.warning("%s has GPUs, none for the job: it trains on the CPU (see --gpus-per-node)", where)
+
+
 def _with_job_id(folder: Path | str) -> Path:
     if "://" in str(folder):
         raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
-    return Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
+    folder = Path(folder).expanduser()
+    return folder if "%j" in str(folder) else folder / "%j"
 
 
 def _check_writable(folder: Path) -> None:

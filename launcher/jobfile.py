@@ -1,12 +1,12 @@
 """The job file: script, number of nodes, restarts, checkpoints. It is validated once, before anything is submitted.
 
-Relative paths (`script`, `checkpoint.shared.path`) are relative to the job file's folder, not to the working directory.
+Relative paths (`script`, `checkpoint.shared.path`) are relative to the job file's folder, not to the working directory;
+`progress` is relative to the working directory, in which the script runs. `~` and variables in paths are expanded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import glob
 import importlib.util
 import json
 import os
@@ -41,6 +41,8 @@ _BLIND_RESTARTS = 100
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+_PATHS = (("script",), ("progress",), ("checkpoint", "shared", "path"), ("checkpoint", "nvme", "path"))
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -112,10 +114,10 @@ class JobSpec:
         "Further nodes, kept warm to replace lost ones.", default=0, ge=0, le=MAX_NODES, unit="nodes", example=1
     )
     gpus_per_node: int | str = key(
-        "GPUs of each node, of one type where it is named; 0 trains on the CPU.",
-        default=0,
+        "GPUs of each node, of one type where it is named; 0 trains on the CPU. auto takes those of `slurm.gres`; "
+        "without it, on the local cluster this machine's, divided among the nodes, and inside a Slurm job the job's.",
+        default="auto",
         expected=gpus.EXPECTED,
-        derived="those of `slurm.gres`, else 0",
         unit="GPUs",
         example="a100:8",
     )
@@ -160,7 +162,8 @@ class JobSpec:
         example="[lightning, transformers.Trainer]",
     )
     progress: str | None = key(
-        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.",
+        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress. A relative "
+        "pattern counts from the directory in which the script runs, as the script's own relative paths do.",
         default=None,
         pattern="^.+$",
         expected="a pattern of files, such as out/ckpt*.pt",
@@ -177,7 +180,12 @@ class JobSpec:
 
     @classmethod
     def from_mapping(
-        cls, mapping: Any, base_dir: Path, source: str = "job", overrides: Mapping[str, Any] | None = None
+        cls,
+        mapping: Any,
+        base_dir: Path,
+        source: str = "job",
+        overrides: Mapping[str, Any] | None = None,
+        auto_gpus: gpus.OfEachNode = gpus.not_here,
     ) -> JobSpec:
         """Validate a job that is given as plain data.
 
@@ -186,6 +194,7 @@ class JobSpec:
             base_dir: the folder to which relative paths are relative.
             source: name of the mapping in errors, usually the job file's name.
             overrides: keys from the command line, which override those of `mapping`; in `slurm`, option by option.
+            auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`.
 
         Raises:
             UsageError: the job is not valid. One line for each unknown key, wrong type or value, or missing script.
@@ -198,13 +207,16 @@ class JobSpec:
             spec = validated(cls, data, found, source=source, sources=sources)
         except LifecycleError as error:
             raise UsageError(str(error)) from None
+        if spec.gpus_per_node == "auto":
+            spec = dataclasses.replace(spec, gpus_per_node=auto_gpus(spec.sizes[0]))
+        if "workers_per_node" not in data:
+            spec = dataclasses.replace(spec, workers_per_node=max(1, gpus.count(spec.gpus_per_node)))
         checkpoint = spec.checkpoint
         if checkpoint and checkpoint.shared:
             path = str(base_dir.absolute() / checkpoint.shared.path)
             checkpoint = dataclasses.replace(checkpoint, shared=dataclasses.replace(checkpoint.shared, path=path))
-        progress = spec.progress and os.path.join(glob.escape(str(base_dir.absolute())), spec.progress)
         script = base_dir.absolute() / spec.script
-        return dataclasses.replace(spec, script=script, checkpoint=checkpoint, progress=progress)
+        return dataclasses.replace(spec, script=script, checkpoint=checkpoint)
 
     def _sizes_fit(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.elastic and all_sizes_are_numbers(given["elastic"]) and not any(contradictions(self.elastic)):
@@ -309,12 +321,15 @@ class JobSpec:
             raise LauncherError(f"not a job as holdfast writes it: {error!r:.200}; submit the job again") from None
 
 
-def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> JobSpec:
+def load_job(
+    path: Path | str, overrides: Mapping[str, Any] | None = None, auto_gpus: gpus.OfEachNode = gpus.not_here
+) -> JobSpec:
     """Reads and validates a job file.
 
     Args:
         path: the file.
         overrides: keys from the command line, which override those of the file.
+        auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`; the default is for a job that Slurm will start.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
@@ -326,7 +341,7 @@ def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> Jo
         found = read_yaml(path, "a job file")
     except LifecycleError as error:
         raise UsageError(str(error)) from None
-    return JobSpec.from_mapping(found, path.absolute().parent, str(path), overrides)
+    return JobSpec.from_mapping(found, path.absolute().parent, str(path), overrides, auto_gpus)
 
 
 def read_job(job_dir: Path) -> JobSpec:
@@ -365,18 +380,35 @@ def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
     return data
 
 
+def _with_paths_expanded(data: dict[str, Any], found: dict[tuple[str | int, ...], str]) -> dict[str, Any]:
+    """Expands `~` and variables in the paths of a job file, as a shell does. Adds problems to `found`."""
+    for place in _PATHS:
+        section = data
+        for name in place[:-1]:
+            if not isinstance(below := section.get(name), Mapping):
+                section = {}
+                break
+            section[name] = section = dict(below)
+        path = section.get(place[-1])
+        if isinstance(path, str) and (path.startswith("~") or "$" in path):
+            section[place[-1]] = expanded = os.path.expanduser(os.path.expandvars(path))
+            if expanded.startswith("~") or _VARIABLE.search(expanded):
+                found[place] = f"got {path!r:.80}, expected a path whose user and variables exist at submission"
+    return data
+
+
 def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
         return mapping, {}
-    data = dict(mapping)
     found: dict[tuple[str | int, ...], str] = {}
+    data = _with_paths_expanded(dict(mapping), found)
     script = data.get("script")
     if isinstance(script, str | os.PathLike) and script:
         path = base_dir.absolute() / script
         data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", path.stem)[:128])
         if str(path).isprintable() and not path.is_file():
-            found["script",] = f"no file {path}; relative paths count from the job file's folder"
+            found.setdefault(("script",), f"no file {path}; relative paths count from the job file's folder")
     else:
         data.setdefault("name", "x")
     if isinstance(options := data.get("slurm"), Mapping):
@@ -386,8 +418,8 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
         data["slurm"] = normal_options(options)
     try:
         gres = data["slurm"].get("gres") if isinstance(options, Mapping) else None
-        data["gpus_per_node"] = gpus.requested(data.get("gpus_per_node"), gres)
-        data.setdefault("workers_per_node", max(1, gpus.count(data["gpus_per_node"])))
+        asked = gpus.requested(data.get("gpus_per_node"), gres)
+        data["gpus_per_node"] = "auto" if asked is None else asked
     except ValueError as error:
         where, _, problem = str(error).partition(": ")
         found[tuple(where.split("."))] = problem
@@ -399,6 +431,8 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
             found |= {("elastic", "booster", "slurm", name): problem for name, problem in problems}
             booster["slurm"] = normal_options(options)
             asked, expected = gpus.of_gres(options.get("gres")), data.get("gpus_per_node")
+            for problem in gpus.gres_problems(options.get("gres")):
+                found["elastic", "booster", "slurm", "gres"] = problem
             if None not in (asked, expected) and asked != expected:
                 found["elastic", "booster", "slurm", "gres"] = (
                     f"got {options['gres']}, expected the GPUs of the job's other nodes, gpus_per_node: {expected}"

@@ -19,6 +19,7 @@ from typing import Any
 from submitit.core.utils import JobPaths
 
 from ckpt.timeouts import within
+from launcher import gpus
 from launcher.boosters import require_booster
 from launcher.connections.channel import ChannelError, connect
 from launcher.errors import LauncherError
@@ -85,7 +86,8 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
-    spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
+    auto = gpus.of_the_allocation if place.cluster == "slurm" else gpus.of_this_machine
+    spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source, auto_gpus=auto)
     if place.cluster == "slurm":
         require_booster(spec)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")

@@ -25,6 +25,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     answers = {
         "sbatch": f'echo sbatch "$@" >> {tmp_path}/submitted; echo Submitted batch job 42',
         "srun": "true",
+        "sinfo": "echo 'train*|(null)'",
         "scontrol": "echo PartitionName=train Default=YES Nodes=n[1-2] PriorityTier=1 State=UP",
     }
     for name, answer in answers.items():
@@ -191,6 +192,10 @@ BAD_JOBS = [
     ({"gpus_per_node": "a100"}, "gpus_per_node: got 'a100', expected a whole number, from 0 to 64, or a type and a"),
     ({"gpus_per_node": "a100:0"}, "gpus_per_node: got 'a100:0', expected"),
     ({"gpus_per_node": "a100:4,h100:4"}, "gpus_per_node: got 'a100:4,h100:4', expected"),
+    ({"slurm": {"gres": "gpu:8(S:0-3)"}}, "slurm.gres: got 'gpu:8(S:0-3)', expected gpu:8"),
+    ({"slurm": {"gres": "shard:4"}}, "slurm.gres: got 'shard:4': a part of a GPU, expected whole ones, such as gpu:1"),
+    ({"slurm": {"tres_per_task": "cpu:2,gres/gpu:8"}}, "slurm.tres_per_task: got 'cpu:2,gres/gpu:8': it requests GPUs"),
+    ({"slurm": {"gpus-per-socket": 4}}, "slurm.gpus-per-socket: not an option to pass on; set `gpus_per_node`"),
     ({"slurm": {"gres": "gpu:80"}}, "slurm.gres: got 80, expected a whole number, from 0 to 64"),
     (
         {"gpus_per_node": 4, "slurm": {"gres": "gpu:8"}},
@@ -284,6 +289,11 @@ BAD_COMMANDS = [
     (["ckpt", "rebuild", "x", "--into", "http://x"], "http://x: got a URL of kind http://, expected a path"),
     (["submit", "job.yaml", "--nodes=2", "--gpus=16"], "--gpus: not an option to pass on; set `gpus_per_node: 8`"),
     (["submit", "job.yaml", "--nodes=2", "-G16"], "or submit with --gpus-per-node 8"),
+    (["submit", "job.yaml", "--gres=gpu::8"], "slurm.gres: got 'gpu::8', expected gpu:8"),
+    (
+        ["submit", "job.yaml", "--tres-per-task=gres/gpu:8"],
+        "sbatch option --tres-per-task: got 'gres/gpu:8': it requests",
+    ),
     (["submit", "job.yaml", "--gpus-per-node", "65"], "command line: gpus_per_node: got 65, expected a whole number"),
     (["submit", "job.yaml", "--array=0-3"], "--array: not an option to pass on; submit one job per configuration"),
     (["submit", "job.yaml", "--parsable"], "--parsable: not an option to pass on; Holdfast reads the job's id"),

@@ -58,6 +58,7 @@ def command(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
         (folder / name).chmod(0o755)
 
     put("scontrol", f"echo '{PARTITIONS}'")
+    put("sinfo", "echo 'train*|(null)'")
     put("squeue", "echo '42|RUNNING|n[1-9]'")
     put("sbatch", f'n=$(ls {home}/asked | wc -l); cp "$1" {home}/asked/$n; echo Submitted batch job $((42 + n))')
     (home / "asked").mkdir()
@@ -117,6 +118,41 @@ def test_what_the_batch_host_gets_is_the_job_alone(home: Path, command: Any) -> 
     spec = job.submission().function
     assert (spec.script, spec.args, spec.env) == (home / "train.py", ("--lr", "3e-4"), {"A": "b"})
     assert (spec.nodes, spec.workers_per_node) == (2, 3)
+
+
+def test_sbatch_variables_of_the_environment_do_not_override_the_job(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Modules of sites set them, and sbatch takes them before the lines of its script."""
+    command("sbatch", f"env | grep ^SBATCH_ > {home}/env; echo Submitted batch job 42")
+    lost = ("SBATCH_TIMELIMIT", "SBATCH_NO_REQUEUE", "SBATCH_SIGNAL", "SBATCH_ARRAY_INX", "SBATCH_GRES", "SBATCH_GPUS")
+    for name in (*lost, "SBATCH_PARTITION", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "3")
+    Executor(cluster="slurm").submit(Torchrun("train.py", time="1-0", slurm={"partition": "train"}))
+    assert (home / "env").read_text() == "SBATCH_ACCOUNT=3\n"
+    assert "not passed to sbatch, the job's own options hold: SBATCH_ARRAY_INX SBATCH_GPUS" in caplog.text
+    (home / "job.yaml").write_text("script: train.py\ntime: 1-0\n")
+    assert cli(["submit", "--dry-run", "job.yaml"]) == 0
+
+
+def test_a_partition_of_the_environment_is_the_jobs_where_it_names_none(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("scontrol", "echo 'PartitionName=small Default=NO Nodes=n1 State=UP'")
+    monkeypatch.setenv("SBATCH_PARTITION", "small")
+    with pytest.raises(UsageError, match="all that partition small has"):
+        Executor(cluster="slurm").submit(Torchrun("train.py", nodes=4))
+
+
+def test_a_job_that_leaves_its_partitions_gpus_alone_is_remarked_on(
+    home: Path, command: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    command("sinfo", "echo 'train*|gpu:a100:8(S:0-1)'")
+    executor = Executor(cluster="slurm")
+    executor.submit(Torchrun("train.py", gpus_per_node=8))
+    assert not caplog.text
+    executor.submit(Torchrun("train.py"))
+    assert "the partition has GPUs, none for the job: it trains on the CPU" in caplog.text
 
 
 def test_the_jobs_folder_is_for_its_user_only_and_holds_its_script(home: Path, command: Any) -> None:
