@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt import CheckpointConfig, CheckpointError
-from launcher import gpus
+from launcher import gpus, program
 from launcher.elastic import (
     BOOSTER_OPTIONS,
     MAX_NODES,
@@ -29,6 +29,7 @@ from launcher.elastic import (
     problems_in_job,
     sizes_of,
 )
+from launcher.env.containers import in_container
 from launcher.errors import LauncherError, UsageError
 from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
@@ -94,13 +95,29 @@ class JobSpec:
         "The job's name, also the default checkpoint namespace.",
         pattern=_NAME,
         expected="letters, digits, '_', '.', '-' (128 at most)",
-        derived="the script's name",
+        derived="the script's or the module's name; required with `command`",
         example="gpt",
     )
-    script: Path = key(
-        "The training script; a relative path counts from the job file's folder.",
+    script: Path | None = key(
+        "The training script; a relative path counts from the job file's folder. Or give `module` or `command`.",
+        default=None,
         expected="the path of a Python script",
         example="train.py",
+    )
+    module: str | None = key(
+        "A module to run as `python -m` does, instead of `script`. It is looked for in the working directory, in "
+        "PYTHONPATH and among the installed ones.",
+        default=None,
+        expected="a module's name, such as pkg.train",
+        example="pkg.train",
+    )
+    command: tuple[str, ...] = key(
+        "A program and its arguments, to run instead of `script` in each worker; `args` follow them. Relative paths "
+        "count from the working directory.",
+        default=(),
+        free_text=True,
+        expected="a string or a number; put it in quotes",
+        example="[bash, run.sh]",
     )
     args: tuple[str, ...] = key(
         "Arguments of the script.",
@@ -162,8 +179,8 @@ class JobSpec:
         example="[lightning, transformers.Trainer]",
     )
     progress: str | None = key(
-        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress. A relative "
-        "pattern counts from the directory in which the script runs, as the script's own relative paths do.",
+        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress. A "
+        "relative pattern counts from the directory in which the script runs, as the script's own relative paths do.",
         default=None,
         pattern="^.+$",
         expected="a pattern of files, such as out/ckpt*.pt",
@@ -215,7 +232,7 @@ class JobSpec:
         if checkpoint and checkpoint.shared:
             path = str(base_dir.absolute() / checkpoint.shared.path)
             checkpoint = dataclasses.replace(checkpoint, shared=dataclasses.replace(checkpoint.shared, path=path))
-        script = base_dir.absolute() / spec.script
+        script = None if spec.script is None else base_dir.absolute() / spec.script
         return dataclasses.replace(spec, script=script, checkpoint=checkpoint)
 
     def _sizes_fit(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -245,8 +262,8 @@ class JobSpec:
         yield from _time_problem("slurm.time", self.slurm.get("time"))
 
     rules = (
-        _sizes_fit, _variables_have_names, _preloads_are_modules, _time_is_given_once, _time_is_slurms,
-        _slurm_time_is_slurms,
+        _sizes_fit, _variables_have_names, _preloads_are_modules, _time_is_given_once,
+        _time_is_slurms, _slurm_time_is_slurms,
     )  # fmt: skip
 
     @property
@@ -297,7 +314,8 @@ class JobSpec:
         """The job as JSON data; from_json() of it gives an equal JobSpec on any host that sees the same files."""
         return {
             **dataclasses.asdict(self),
-            "script": str(self.script),
+            "script": None if self.script is None else str(self.script),
+            "command": list(self.command),
             "args": list(self.args),
             "preload": list(self.preload),
         }
@@ -315,8 +333,9 @@ class JobSpec:
                 name: None if data[name] is None else made(data[name]) for name, made in optional.items()
             }
             sections |= {"restart": Restart(**data["restart"])}
-            sections |= {name: tuple(data[name]) for name in ("args", "preload")}
-            return cls(**{**data, **sections, "script": Path(data["script"])})
+            sections |= {name: tuple(data[name]) for name in ("args", "command", "preload")}
+            script = None if data["script"] is None else Path(data["script"])
+            return cls(**{**data, **sections, "script": script})
         except (AttributeError, KeyError, TypeError, CheckpointError) as error:
             raise LauncherError(f"not a job as holdfast writes it: {error!r:.200}; submit the job again") from None
 
@@ -329,7 +348,7 @@ def load_job(
     Args:
         path: the file.
         overrides: keys from the command line, which override those of the file.
-        auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`; the default is for a job that Slurm will start.
+        auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`; the default is for a job in Slurm's queue.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
@@ -337,6 +356,12 @@ def load_job(
     from lifecycle.settings.yaml_file import read_yaml
 
     path = Path(path)
+    if path.is_file() and (path.suffix == ".py" or program.is_shell_script(path)):
+        kind = "Python" if path.suffix == ".py" else "shell"
+        raise UsageError(
+            f"{path}: is a {kind} script, expected a job file (YAML); `holdfast init` writes one: its `script` names a "
+            "Python script, its `command` any other program"
+        )
     try:
         found = read_yaml(path, "a job file")
     except LifecycleError as error:
@@ -397,20 +422,46 @@ def _with_paths_expanded(data: dict[str, Any], found: dict[tuple[str | int, ...]
     return data
 
 
+def _name_and_check_program(data: dict[str, Any], base_dir: Path, found: dict[tuple[str | int, ...], str]) -> None:
+    """Adds the job's name, if it has none, and the problems of its script, module or command to `found`.
+
+    In a container another Python and other files may be the job's, so only the script's path is checked.
+    """
+    script, module, command = data.get("script"), data.get("module"), data.get("command")
+    names = [name for name in ("script", "module", "command") if data.get(name)]
+    if not names:
+        found["script",] = "missing, expected the path of a Python script; or give module or command"
+    found |= {(name,): f"{names[0]} is given too; leave one of them out" for name in names[1:]}
+    options = data.get("slurm")
+    is_here = not (isinstance(options, Mapping) and in_container({str(name): 1 for name in normal_options(options)}))
+    stem = "x"
+    if isinstance(script, str | os.PathLike) and script:
+        path = base_dir.absolute() / script
+        stem = path.stem
+        problem = program.script_problem(path) if str(path).isprintable() else ""
+        if problem and (is_here or not path.is_file()):
+            found.setdefault(("script",), problem)
+    elif isinstance(module, str) and module:
+        stem = module
+        paths = {**os.environ, **env}.get("PYTHONPATH", "") if isinstance(env := data.get("env") or {}, Mapping) else ""
+        folders = [os.getcwd(), *filter(None, str(paths).split(os.pathsep))]
+        if is_here and (problem := program.module_problem(module, folders)):
+            found["module",] = problem
+    elif isinstance(command, list | tuple) and command and isinstance(command[0], str):
+        if is_here and (problem := program.command_problem(command)):
+            found["command",] = problem
+        if "name" not in data:
+            found["name",] = "missing, expected a name for the job, because a command gives it none"
+    data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", stem)[:128])
+
+
 def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
         return mapping, {}
     found: dict[tuple[str | int, ...], str] = {}
     data = _with_paths_expanded(dict(mapping), found)
-    script = data.get("script")
-    if isinstance(script, str | os.PathLike) and script:
-        path = base_dir.absolute() / script
-        data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", path.stem)[:128])
-        if str(path).isprintable() and not path.is_file():
-            found.setdefault(("script",), f"no file {path}; relative paths count from the job file's folder")
-    else:
-        data.setdefault("name", "x")
+    _name_and_check_program(data, base_dir, found)
     if isinstance(options := data.get("slurm"), Mapping):
         nodes = data.get("nodes", 1)
         problems = option_problems(options, nodes if isinstance(nodes, int) and nodes > 0 else 1)

@@ -73,7 +73,7 @@ class NodeAttempt:
 
     async def run(self, spec: JobSpec | None) -> None:
         """Keeps a warm process for workers and a template for agents. Without a job it only loads torch."""
-        workers = self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
+        workers = self._workers.run(() if spec is None else (_import_folder(spec), *spec.preload))
         if spec is None or spec.checkpoint is None:
             await workers
         else:
@@ -103,7 +103,9 @@ class NodeAttempt:
                 "attempt": attempt,
                 "max_restarts": spec.max_restarts,
                 "env": env,
-                "script": str(spec.script),
+                "script": None if spec.script is None else str(spec.script),
+                "module": spec.module,
+                "command": list(spec.command),
                 "args": list(spec.args),
                 "workers": spec.workers_per_node,
                 "node_rank": message["node_rank"],
@@ -111,7 +113,7 @@ class NodeAttempt:
                 "master_addr": message["master_addr"],
                 "master_port": message["master_port"],
                 "hosts": message["hosts"],
-                "run_id": f"{self._config.run_id}-{attempt}",
+                "run_id": self._config.run_id,
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
                 "agreed_stop": message["agent"],
@@ -283,3 +285,8 @@ class NodeAttempt:
 
     def _log_dir(self, attempt: int) -> Path:
         return self._config.job_dir / "log" / f"attempt-{attempt}"
+
+
+def _import_folder(spec: JobSpec) -> str:
+    """The folder from which the workers import first."""
+    return os.getcwd() if spec.script is None else str(spec.script.parent)

@@ -41,7 +41,7 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
     raise
 
 from launcher.processes import adopt_orphans, die_with_parent
-from launcher.runner.last_words import LastWords
+from launcher.runner.last_words import LastWords, end_of
 from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
@@ -283,6 +283,8 @@ class _Agent(LocalElasticAgent):
     def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
         error, trace, time_s = self._errors.read(local_rank)
         last_words = self._last_words[local_rank].read()
+        if self._task["command"] and last_words is None:
+            last_words = end_of(Path(self._task["log_dir"]) / f"rank-{rank}.log")
         what = {"error": error, "traceback": trace, "last_words": last_words}
         return {"rank": rank, "exit_code": code, "time": time_s} | what
 

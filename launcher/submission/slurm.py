@@ -33,10 +33,14 @@ from slurm.command import CommandError
 from slurm.sbatch_environment import overriding
 
 _NEXT_STEPS = {  # from a part of sbatch's error to the advice
-    "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
     "Invalid partition": "`sinfo -s` lists them",
+    "unrecognized option": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
+    "invalid option --": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
 }
+_NO_CLUSTER = (  # parts of sbatch's errors on a machine with Slurm's programs and without a cluster
+    "establish a configuration source", "resolve_ctls_from_dns_srv", "fetch_config",
+)  # fmt: skip
 _PERHAPS_QUEUED = "the job may be in the queue: `squeue --me`"
 _SBATCH_TIMEOUT_S = 120.0
 _CANCEL_DEADLINE_S = 20.0
@@ -353,6 +357,11 @@ def _withdraw(job_id: str) -> str:
 def _refusal(error: CommandError) -> str:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
     message = "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+    if any(words in message for words in _NO_CLUSTER):
+        advice = (
+            "`holdfast run` runs the job on this machine; on a login node, SLURM_CONF names the cluster's slurm.conf"
+        )
+        return f"no Slurm cluster answers here; {advice} ({message})"
     return message + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in message)
 
 

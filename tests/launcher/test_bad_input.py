@@ -20,6 +20,14 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a good job file, and a Slurm of two nodes that writes down what it is asked."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "job.yaml").write_text("script: train.py\n")
+    (tmp_path / "run.sh").write_text("python train.py")
+    (tmp_path / "shebang").write_text("#!/usr/bin/env bash\npython train.py")
+    (tmp_path / "bad.py").write_text("import os\nimport = 3\n")
+    (tmp_path / "outside.py").write_text("return 3\n")
+    (tmp_path / "binary").write_bytes(b"x\0y")
+    (tmp_path / "pkg").mkdir()
+    for name, text in {"__init__.py": "raise SystemExit('imported')", "bad.py": "x =", "train.py": ""}.items():
+        (tmp_path / "pkg" / name).write_text(text)
     commands = tmp_path / "bin"
     commands.mkdir()
     answers = {
@@ -51,11 +59,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 BAD_JOBS = [
     ({"script": "nope.py"}, "script: no file "),
-    ({"script": None}, "script: got nothing, expected the path of a Python script"),
+    ({"script": None}, "script: missing, expected the path of a Python script; or give module or command"),
+    ({"module": "pkg.train"}, "module: script is given too; leave one of them out"),
+    ({"script": "run.sh"}, "run.sh is a shell script, expected a Python script; `command: [bash, run.sh]` runs it"),
+    ({"script": "shebang"}, "shebang is a shell script, expected a Python script"),
+    ({"script": "bad.py"}, "bad.py, line 2: invalid syntax (Python 3."),
+    ({"script": "outside.py"}, "outside.py, line 1: 'return' outside function (Python 3."),
+    ({"script": "binary"}, "null bytes"),
+    ({"script": None, "module": "pkg.gone"}, "module: no module pkg.gone, or no pkg.gone.__main__ in it, in "),
+    ({"script": None, "module": "pkg"}, "module: no module pkg, or no pkg.__main__ in it, in "),
+    ({"script": None, "module": "pkg/bad"}, "module: got 'pkg/bad', expected a module's name, such as pkg.train"),
+    ({"script": None, "module": "pkg.bad"}, "pkg/bad.py, line 1: invalid syntax (Python 3."),
+    ({"script": None, "command": ["bash", "x.sh"]}, "name: missing, expected a name for the job"),
+    ({"script": None, "name": "a", "command": ["./gone.sh"]}, "command: ./gone.sh: no such file; relative paths count"),
+    ({"script": None, "name": "a", "command": ["./run.sh"]}, "command: ./run.sh: is not executable"),
+    ({"script": None, "name": "a", "command": "bash run.sh"}, "command: got 'bash run.sh', expected a list"),
     ({"script": 3}, "script: got 3, expected the path of a Python script"),
     ({"script": "."}, "script: no file "),
     ({"nods": 2}, "nods: unknown key, did you mean nodes?"),
-    ({"zzz": 2}, "zzz: unknown key, known keys: name, script, args"),
+    ({"zzz": 2}, "zzz: unknown key, known keys: name, script, module"),
     ({"name": "a b"}, "name: got 'a b', expected letters, digits"),
     ({"name": "../x"}, "name: got '../x', expected letters, digits"),
     ({"args": "--lr 1"}, "args: got '--lr 1', expected a list"),
@@ -230,7 +252,10 @@ def test_no_error_of_a_job_file_hides_another() -> None:
         return set()
 
     alone = [(keys, places(keys)) for keys, _ in BAD_JOBS]
+    program = {"script", "module", "command", "name"}
     for (one, its), (other, others) in itertools.combinations([each for each in alone if each[1]], 2):
+        if one.keys() & program and other.keys() & program:
+            continue  # each says something about the other
         if not one.keys() & other.keys() and not {"slurm", "gpus_per_node"} <= one.keys() | other.keys():
             assert places(one | other) == its | others
 
@@ -275,6 +300,13 @@ BAD_COMMANDS = [
     (["submit"], "Missing argument 'JOB.yaml'"),
     (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
     (["submit", "."], ".: not a regular file; expected a job file (YAML)"),
+    (["submit", "train.py"], "train.py: is a Python script, expected a job file (YAML); `holdfast init` writes one"),
+    (["run", "run.sh"], "run.sh: is a shell script, expected a job file (YAML)"),
+    (
+        ["run", "job.yaml", "--steps", "5"],
+        "words for the script go after --: holdfast run job.yaml -- --steps 5; see `holdfast run --help`",
+    ),
+    (["run", "--steps=5", "job.yaml"], "words for the script go after --: holdfast run JOB.yaml -- --steps=5 job.yaml"),
     (["submit", "job.yaml", "--cluster", "pbs"], "cluster: got 'pbs', expected one of slurm, local"),
     (["submit", "job.yaml", "--cluster", "local", "-p", "train"], "expected no sbatch options there"),
     (["submit", "job.yaml", "--nodes", "0"], "command line: nodes: got 0, expected a whole number, from 1 to 65536"),
@@ -388,7 +420,9 @@ def test_a_job_that_may_be_in_the_queue_is_said_to_be_so(
     [
         ("Invalid generic resource (gres) specification", "(gpus_per_node: "),
         ("invalid partition specified: x; Invalid partition name specified", "(`sinfo -s` lists them)"),
-        ("Could not establish a configuration source", "SLURM_CONF)"),
+        ("Could not establish a configuration source", "no Slurm cluster answers here; `holdfast run` runs the job"),
+        ("resolve_ctls_from_dns_srv: res_nsearch error: Unknown host", "no Slurm cluster answers here"),
+        ("unrecognized option --steps", "(words for the script go after --: holdfast submit JOB.yaml -- --steps 10)"),
     ],
 )
 def test_what_sbatch_refuses_has_a_next_step(

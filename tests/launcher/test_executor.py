@@ -16,10 +16,13 @@ from submitit import DebugExecutor
 from submitit.core.utils import FailedJobError
 from waiting import until
 
+from ckpt.tiers.claim import Claim
+from ckpt.tiers.posix import SharedTier
 from launcher import Executor, Torchrun
 from launcher.cli import main as cli
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
+from launcher.executor import check_seen_by_nodes
 from launcher.jobfile import JobSpec
 from launcher.registry import find_job, known_jobs
 from launcher.stop_request import StopRequest
@@ -133,6 +136,52 @@ def test_sbatch_variables_of_the_environment_do_not_override_the_job(
     assert "not passed to sbatch, the job's own options hold: SBATCH_ARRAY_INX SBATCH_GPUS" in caplog.text
     (home / "job.yaml").write_text("script: train.py\ntime: 1-0\n")
     assert cli(["submit", "--dry-run", "job.yaml"]) == 0
+
+
+def test_a_namespace_that_a_running_job_has_is_refused_before_the_queue(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = {"namespace": "gpt", "shared": {"path": str(home / "ckpt")}}
+    tier = SharedTier(home / "ckpt", "gpt")
+    tier.prepare()
+    monkeypatch.setattr("launcher.run_liveness.running", lambda run_id: f"{run_id} is RUNNING")
+
+    def claimed(released: bool) -> None:
+        tier.write_claim(
+            Claim(
+                run_id="slurm-c-4", attempt=0, nonce="n", user="ann", host="n1", job="4", since_s=1.0, released=released
+            )
+        )
+
+    def submitted(**slurm: str) -> Any:
+        return Executor(cluster="slurm").submit(Torchrun("train.py", checkpoint=checkpoint, slurm=slurm))
+
+    claimed(released=False)
+    with pytest.raises(UsageError, match=r"namespace: gpt is in use in the shared tier by .*ann.*\(slurm-c-4 is RUNN"):
+        submitted()
+    assert not list((home / "asked").iterdir())
+    assert submitted(dependency="afterany:4")
+    claimed(released=True)
+    assert submitted()
+    claimed(released=False)
+    monkeypatch.setattr("launcher.run_liveness.running", lambda run_id: "")
+    assert submitted()
+
+
+def test_a_folder_in_this_hosts_memory_is_refused_for_a_job_on_other_nodes(home: Path) -> None:
+    one, two = (JobSpec.from_mapping({"script": "train.py", "nodes": nodes}, home) for nodes in (1, 2))
+    with pytest.raises(UsageError, match=r"is in this host.s memory \(tmpfs\), expected a folder on a file system"):
+        check_seen_by_nodes(Path("/dev/shm/holdfast-no-such/runs"), two)
+    check_seen_by_nodes(Path("/dev/shm/holdfast-no-such/runs"), one)
+    check_seen_by_nodes(home, two)
+
+
+def test_a_module_and_a_command_are_programs_as_torchrun_has_them() -> None:
+    assert Torchrun("pkg.train", "--lr", module=True).mapping("x") == {"module": "pkg.train", "args": ["--lr", "x"]}
+    job = Torchrun("./run.sh", no_python=True, name="a")
+    assert job.mapping() == {"name": "a", "command": ["./run.sh"], "args": []}
+    with pytest.raises(UsageError, match="got module and no_python"):
+        Torchrun("x", module=True, no_python=True)
 
 
 def test_a_partition_of_the_environment_is_the_jobs_where_it_names_none(

@@ -1,0 +1,94 @@
+"""What a worker runs: a Python script, a module as `python -m` runs it, or any command. It is checked at submission.
+
+A job may queue for hours before its script fails. Python compiles a script in milliseconds, so an error of its syntax
+is found before the job is submitted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+_SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
+
+
+def script_problem(path: Path) -> str:
+    """Why a file cannot run as a Python script; "" if nothing speaks against it."""
+    if not path.is_file():
+        return f"no file {path}; relative paths count from the job file's folder"
+    if is_shell_script(path):
+        return f"{path} is a shell script, expected a Python script; `command: [bash, {path.name}]` runs it as it is"
+    return _source_problem(path)
+
+
+def module_problem(name: str, folders: Sequence[str]) -> str:
+    """Why a module cannot run by `python -m`; "" if nothing speaks against it. No package is imported.
+
+    Args:
+        name: the module's name.
+        folders: where it is looked for before sys.path.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        return f"got {name!r:.80}, expected a module's name, such as pkg.train"
+    file = module_file(name, folders)
+    if file is None:
+        looked = ", ".join(folders)
+        return f"no module {name}, or no {name}.__main__ in it, in {looked} or among the installed ones"
+    return _source_problem(file) if file.suffix == ".py" else ""
+
+
+def module_file(name: str, folders: Sequence[str]) -> Path | None:
+    """The file that `python -m name` would run; None if there is none."""
+    first, *rest = name.split(".")
+    spec = PathFinder.find_spec(first, list(folders))
+    if spec is None or spec.loader is None:
+        spec = importlib.util.find_spec(first) or spec  # an editable install is found by its own finder
+    for depth, _ in enumerate(rest, 2):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), spec.submodule_search_locations)
+    if spec is not None and spec.submodule_search_locations is not None:  # a package runs its __main__
+        spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def command_problem(command: Sequence[str]) -> str:
+    """Why a command cannot be started; "" if nothing speaks against it. The nodes may have programs that are not here,
+    so only a path is looked at."""
+    program = command[0]
+    if "/" in program and shutil.which(program) is None:
+        what = "is not executable" if Path(program).is_file() else "no such file"
+        return f"{program}: {what}; relative paths count from the working directory, in which the command runs"
+    return ""
+
+
+def is_shell_script(path: Path) -> bool:
+    """Whether a file is a shell script, by its suffix or its first line."""
+    with path.open("rb") as file:
+        words = file.readline(256).decode(errors="replace").split()
+    is_shebang = bool(words) and words[0].startswith("#!")
+    interpreters = {os.path.basename(word.removeprefix("#!")) for word in words[:2]} if is_shebang else set()
+    return path.suffix in _SHELL_SUFFIXES or bool(interpreters & {*_SHELLS})
+
+
+def _source_problem(path: Path) -> str:
+    """The first error of syntax in a file, as Python reports it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they come when the script runs
+            compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        return f"{path}: cannot be read ({error.strerror})"
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"{path}, line {error.lineno or 1}: {error.msg} (Python {version})"
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes before Python 3.12; nested too deeply
+        return f"{path}: not a Python script: {error}"
+    return ""
