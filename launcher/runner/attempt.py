@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from launcher.processes import end_all, environment_of, handles
 from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
+from launcher.runner.extensions import own_directory
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
 from launcher.runner.stacks import Worker, dump
@@ -60,6 +62,7 @@ class NodeAttempt:
         self._spec: JobSpec | None = None
         self._first_rank = 0
         self._port = free_port()
+        self._extensions: Path | None = None  # the node's directory of torch's C++ extensions
         self._pids: dict[int, int] = {}  # of the workers, by rank
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # pattern of their file names
@@ -95,6 +98,7 @@ class NodeAttempt:
         fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
         env |= fabric
+        self._extensions = self._extensions or own_directory(os.environ | env)
         if message["agent"]:
             self._watch = Watch(attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
             self._following = asyncio.create_task(self._watch.run())
@@ -117,6 +121,7 @@ class NodeAttempt:
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
                 "agreed_stop": message["agent"],
+                "extensions": None if self._extensions is None else str(self._extensions),
             }
         )
         self._port = free_port()
@@ -242,6 +247,8 @@ class NodeAttempt:
         await self.end()
         await self._workers.close(KILL_TIMEOUT_S)
         await self._template.close()
+        if self._extensions is not None:
+            await asyncio.to_thread(shutil.rmtree, self._extensions, ignore_errors=True)
 
     def _on_workers(self, report: dict[str, Any]) -> None:
         event = report.pop("event")

@@ -48,7 +48,9 @@ class Workers:
             preload: the script's folder, and modules to load in addition to torch.
         """
         while True:
-            environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
+            # A script that asks submitit for its job must not find the supervisor's.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBMITIT_")}
+            environment["HOLDFAST_RUNNER_PID"] = str(os.getpid())
             environment.setdefault("OMP_NUM_THREADS", "1")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until the process ignores them
             try:
