@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+_COMPILE = re.compile(rb"torch\.compile|torch_compile|model\.compile\(")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 
@@ -50,12 +52,12 @@ def module_file(name: str, folders: Sequence[str]) -> Path | None:
     spec = PathFinder.find_spec(first, list(folders))
     if spec is None or spec.loader is None:
         spec = importlib.util.find_spec(first) or spec  # an editable install is found by its own finder
-    for depth, _ in enumerate(rest, 2):
+    for part in rest:  # by its own name: by its whole name Python would ask for its parent, which is not imported
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), spec.submodule_search_locations)
+        spec = PathFinder.find_spec(part, spec.submodule_search_locations)
     if spec is not None and spec.submodule_search_locations is not None:  # a package runs its __main__
-        spec = PathFinder.find_spec(f"{name}.__main__", spec.submodule_search_locations)
+        spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
@@ -67,6 +69,14 @@ def command_problem(command: Sequence[str]) -> str:
         what = "is not executable" if Path(program).is_file() else "no such file"
         return f"{program}: {what}; relative paths count from the working directory, in which the command runs"
     return ""
+
+
+def uses_torch_compile(path: Path | None) -> bool:
+    """Whether a source file names torch.compile, so that its first step loads torch's compiler."""
+    try:
+        return path is not None and _COMPILE.search(path.read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def is_shell_script(path: Path) -> bool:

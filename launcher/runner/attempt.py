@@ -17,6 +17,7 @@ from launcher.connections.channel import Message
 from launcher.env.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.processes import end_all, environment_of, handles
+from launcher.program import module_file, uses_torch_compile
 from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
@@ -32,6 +33,7 @@ from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)
 
+_COMPILER = "torch._inductor.compile_fx"  # takes seconds, which would be the first step's
 KILL_TIMEOUT_S = 2.0
 _RENDEZVOUS_TIMEOUT_S = 120
 
@@ -76,7 +78,10 @@ class NodeAttempt:
 
     async def run(self, spec: JobSpec | None) -> None:
         """Keeps a warm process for workers and a template for agents. Without a job it only loads torch."""
-        workers = self._workers.run(() if spec is None else (_import_folder(spec), *spec.preload))
+        if spec is None:
+            workers = self._workers.run()
+        else:
+            workers = self._workers.run(await asyncio.to_thread(_preload, spec), spec.env)
         if spec is None or spec.checkpoint is None:
             await workers
         else:
@@ -294,6 +299,8 @@ class NodeAttempt:
         return self._config.job_dir / "log" / f"attempt-{attempt}"
 
 
-def _import_folder(spec: JobSpec) -> str:
-    """The folder from which the workers import first."""
-    return os.getcwd() if spec.script is None else str(spec.script.parent)
+def _preload(spec: JobSpec) -> list[str]:
+    """The folder from which the workers import first, and the modules to load before an attempt."""
+    folder = os.getcwd() if spec.script is None else str(spec.script.parent)
+    source = module_file(spec.module, [folder]) if spec.module else spec.script
+    return [folder, *([_COMPILER] if uses_torch_compile(source) else []), *spec.preload]

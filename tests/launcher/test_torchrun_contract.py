@@ -38,13 +38,13 @@ def task(folder: Path, attempt: int = 0, workers: int = 1, **program: Any) -> di
     }  # fmt: skip
 
 
-def ends(*tasks: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def ends(*tasks: dict[str, Any], **warm: Any) -> list[list[dict[str, Any]]]:
     """Runs attempts one after another in one warm process; what each has reported, up to its end."""
 
     async def run() -> list[list[dict[str, Any]]]:
         reports: list[dict[str, Any]] = []
         workers = Workers(reports.append)
-        running = asyncio.create_task(workers.run())
+        running = asyncio.create_task(workers.run(**warm))
         found = []
         for each in tasks:
             reports.clear()
@@ -122,6 +122,17 @@ def test_an_exception_that_ends_a_program_is_reported_with_its_frames(tmp_path: 
     (failure,) = as_command[-1]["failures"]
     assert failure["exit_code"] == 1 and failure["last_words"].endswith("ValueError: no data")
     assert (failure["error"] == "ValueError: no data") is is_recorded
+
+
+def test_modules_that_are_preloaded_see_the_jobs_own_variables(tmp_path: Path) -> None:
+    """Settings such as TORCHINDUCTOR_* and TORCH_LOGS are read when torch is imported."""
+    (tmp_path / "reads.py").write_text("import os\nSEEN = os.environ.get('MY_SETTING')")
+    script = tmp_path / "shows.py"
+    script.write_text("import sys\nsys.exit(0 if sys.modules['reads'].SEEN == 'on' else 3)")
+    ((*_, end),) = ends(
+        task(tmp_path, script=str(script)), preload=[str(tmp_path), "reads"], variables={"MY_SETTING": "on"}
+    )
+    assert end["ok"]
 
 
 KILLED_IN_A_BUILD = """
