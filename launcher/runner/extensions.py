@@ -8,6 +8,7 @@ of their own. When an attempt begins, all workers of earlier ones have ended, an
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ _LOCK = "lock"
 
 
 def own_directory(environment: Mapping[str, str]) -> Path | None:
-    """Make the node's directory, on its disk.
+    """Choose the node's directory, on its disk. It is made when something is built, and nobody can guess its name.
 
     Args:
         environment: that of the workers.
@@ -30,11 +31,11 @@ def own_directory(environment: Mapping[str, str]) -> Path | None:
     """
     if VARIABLE in environment or os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
         return None
-    return Path(tempfile.mkdtemp(prefix="holdfast-extensions-"))
+    return Path(tempfile.gettempdir()) / f"holdfast-extensions-{secrets.token_hex(16)}"
 
 
 def prepare(directory: Path, build: str) -> None:
-    """Remove the locks of earlier attempts. At first, copy what the user has built before.
+    """Remove the locks of earlier attempts. At first, copy what the user has built before, if anything.
 
     Args:
         directory: the node's own directory.
@@ -43,8 +44,8 @@ def prepare(directory: Path, build: str) -> None:
     for lock in locks(directory):
         lock.unlink(missing_ok=True)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions" / build
-    if not any(directory.iterdir()) and cache.is_dir():
-        shutil.copytree(cache, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_LOCK))
+    if not directory.exists() and cache.is_dir():
+        shutil.copytree(cache, directory, ignore=shutil.ignore_patterns(_LOCK))
 
 
 def locks(directory: Path) -> Iterator[Path]:

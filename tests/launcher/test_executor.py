@@ -668,3 +668,20 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
     lines = [line.strip() for line in program.splitlines()]
     done = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120)
     assert done.stdout.split("\n")[:3] == ["done COMPLETED True", "PENDING", "CANCELLED"]
+
+
+@pytest.mark.slurm
+def test_on_slurm_the_jobs_options_hold_against_sbatch_variables(slurm_cluster: Any) -> None:
+    program = """
+        import os, subprocess
+        from launcher import Executor, Torchrun
+        open("train.py", "w").close()
+        names = ("SBATCH_TIMELIMIT", "SBATCH_NO_REQUEUE", "SBATCH_JOB_NAME", "SBATCH_SIGNAL")
+        os.environ.update(dict(zip(names, ("3", "1", "other", "TERM@60"))))
+        job = Executor(cluster="slurm").submit(Torchrun("train.py", time="1-0", slurm={"hold": True}))
+        print(subprocess.run(["scontrol", "show", "job", job.job_id], stdout=subprocess.PIPE, text=True).stdout)
+        job.cancel()
+    """
+    lines = [line.strip() for line in program.splitlines()]
+    shown = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120).stdout.split()
+    assert {"TimeLimit=1-00:00:00", "Requeue=1", "JobName=train"} <= {*shown}

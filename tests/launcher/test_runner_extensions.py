@@ -16,7 +16,8 @@ def test_a_node_has_a_private_directory_unless_the_job_names_one(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own = extensions.own_directory({})
-    assert own is not None and own.parent == tmp_path and own.stat().st_mode & 0o777 == 0o700
+    assert own is not None and own.parent == tmp_path and own != extensions.own_directory({})
+    assert not own.exists()  # most jobs build nothing
     assert extensions.own_directory({"TORCH_EXTENSIONS_DIR": "/mine"}) is None
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     assert extensions.own_directory({}) is None
@@ -26,7 +27,8 @@ def test_what_the_user_has_built_is_there_without_its_locks(tmp_path: Path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built, own = tmp_path / "torch_extensions" / "py311_cpu" / "fused", tmp_path / "own"
     built.mkdir(parents=True)
-    own.mkdir()
+    extensions.prepare(own, "py311_cu128")
+    assert not own.exists()
     for name in ("fused.so", "lock"):
         (built / name).write_text(name)
     extensions.prepare(own, "py311_cpu")

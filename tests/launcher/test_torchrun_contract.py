@@ -151,7 +151,6 @@ baton.release()
 
 def test_the_lock_of_a_worker_that_was_killed_while_it_built_an_extension_is_removed(tmp_path: Path) -> None:
     own, named = tmp_path / "own", tmp_path / "named"
-    own.mkdir()
     script = tmp_path / "builds.py"
     script.write_text(KILLED_IN_A_BUILD)
     facts: dict[str, Any] = {"script": str(script), "extensions": str(own)}
