@@ -197,6 +197,8 @@ class Executor(submitit.AutoExecutor):
         if spec.checkpoint and spec.checkpoint.shared:
             waits = self.cluster == "slurm" and any(map(self._executor.option, ("dependency", "begin")))
             _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, waits=waits)
+        if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+            _log.warning("%s", remark)
         if self.cluster == "slurm":
             check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self._executor.folder), spec)
             partition = self._executor.option("partition")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -24,8 +23,6 @@ from launcher.scheduler.child_process import ChildProcess
 from launcher.scheduler.cluster import AgentsHandle
 from launcher.scheduler.mpirun import find_mpirun
 from slurm import Topology
-
-log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
 _KILL_NODE_TIMEOUT_S = 10.0
@@ -192,7 +189,7 @@ def require_machine(spec: JobSpec) -> None:
 
     Raises:
         UsageError: there is no mpirun for a job with checkpoints; or there are GPUs, but fewer than the nodes of the
-            job's largest size need. A machine without GPUs runs the job on its CPU, and the log says so.
+            job's largest size need. A machine without GPUs runs the job on its CPU; see gpus.remark.
     """
     require_mpirun(spec)
     largest, here = spec.sizes[0], len(gpus.visible())
@@ -201,8 +198,6 @@ def require_machine(spec: JobSpec) -> None:
             f"gpus_per_node: got {spec.gpus_per_node}: {largest} nodes on this machine need {needed} GPUs, and it has "
             f"{here}; run it on fewer nodes (-N), or on the CPU (--gpus-per-node 0)"
         )
-    if remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node):
-        log.warning("%s", remark)
 
 
 def require_mpirun(spec: JobSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import time
@@ -32,6 +33,8 @@ from slurm import JobEnvironment
 START_TIMEOUT_S = 120.0  # time for task 0 to start the supervisor, and for its outcome after it has ended
 _SILENCE_S = 30.0
 _POLL_S = 1.0
+
+log = logging.getLogger(__name__)
 
 _calls = itertools.count()
 
@@ -90,6 +93,8 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source, auto_gpus=auto)
     if place.cluster == "slurm":
         require_booster(spec)
+    elif place.task == 0 and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+        log.warning("%s", remark)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = Outcome.read(job_dir)

@@ -125,17 +125,13 @@ def test_inside_a_slurm_job_its_gpus_are_taken_and_before_it_none(monkeypatch: p
     ],
 )
 def test_that_a_job_trains_on_the_cpu_is_said_where_a_gpu_is_asked_for_or_here(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    visible: str,
-    job: dict[str, Any],
-    words: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, job: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     (tmp_path / "train.py").touch()
-    require_machine(JobSpec.from_mapping({"script": "train.py", **job}, tmp_path))
-    assert words in caplog.text and bool(caplog.text) == bool(words)
+    spec = JobSpec.from_mapping({"script": "train.py", **job}, tmp_path)
+    remark = gpus.remark(spec.gpus_per_node, spec.workers_per_node)
+    assert words in remark and bool(remark) == bool(words)
 
 
 @pytest.mark.parametrize(
