@@ -601,13 +601,22 @@ def _still_run(home: Path) -> list[Path]:
     return [folder for folder, process in processes.items() if process is None or process.alive()]
 
 
-def test_a_torchrun_that_is_called_runs_where_it_is(home: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        Torchrun("train.py", workers_per_node=2),
+        Torchrun("train", module=True, workers_per_node=2),
+        Torchrun(sys.executable, "train.py", no_python=True, name="a", workers_per_node=2),
+    ],
+    ids=["script", "module", "command"],
+)
+def test_a_torchrun_that_is_called_runs_where_it_is(home: Path, program: Torchrun) -> None:
     """Through submitit's DebugExecutor: in this process, on the local cluster."""
-    job = DebugExecutor(home / "logs").submit(Torchrun("train.py", workers_per_node=2), "--more")
+    job = DebugExecutor(home / "logs").submit(program, "--more")
     assert job.result()["name"] == "done"
     (folder,) = (home / "runs").iterdir()
     assert (folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
-    assert json.loads((folder / "job.json").read_text())["args"] == ["--more"]
+    assert json.loads((folder / "job.json").read_text())["args"][-1] == "--more"
 
 
 def test_a_task_beside_task_0_stays_until_it_is_done_and_gets_its_outcome(
