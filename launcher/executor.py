@@ -291,8 +291,13 @@ def check_seen_by_nodes(folder: Path, spec: JobSpec) -> None:
     Raises:
         UsageError: it is in this host's memory, and the job has other nodes.
     """
+    from slurm import SlurmError
+
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    kind = run(["stat", "--file-system", "--format=%T", str(nearest)], timeout_s=_STAT_S).stdout.strip()
+    try:
+        kind = run(["stat", "--file-system", "--format=%T", str(nearest)], timeout_s=_STAT_S).stdout.strip()
+    except SlurmError:
+        return  # not to be found out here
     if spec.most_nodes > 1 and kind in ("tmpfs", "ramfs"):
         raise UsageError(
             f"{folder}: is in this host's memory ({kind}), expected a folder on a file system that all nodes share; "

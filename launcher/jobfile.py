@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt import CheckpointConfig, CheckpointError
-from launcher import gpus, program
+from launcher import gpus
 from launcher.elastic import (
     BOOSTER_OPTIONS,
     MAX_NODES,
@@ -29,8 +28,9 @@ from launcher.elastic import (
     problems_in_job,
     sizes_of,
 )
-from launcher.env.containers import in_container
 from launcher.errors import LauncherError, UsageError
+from launcher.job_paths import with_paths_expanded
+from launcher.program import is_shell_script, name_and_check
 from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
 from lifecycle.settings.keys import key
@@ -42,8 +42,6 @@ _BLIND_RESTARTS = 100
 MIN_HANG_TIMEOUT_S = 2.0  # runners report twice a second
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
-_PATHS = (("script",), ("progress",), ("checkpoint", "shared", "path"), ("checkpoint", "nvme", "path"))
-_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -356,7 +354,7 @@ def load_job(
     from lifecycle.settings.yaml_file import read_yaml
 
     path = Path(path)
-    if path.is_file() and (path.suffix == ".py" or program.is_shell_script(path)):
+    if path.is_file() and (path.suffix == ".py" or is_shell_script(path)):
         kind = "Python" if path.suffix == ".py" else "shell"
         raise UsageError(
             f"{path}: is a {kind} script, expected a job file (YAML); `holdfast init` writes one: its `script` names a "
@@ -405,63 +403,13 @@ def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
     return data
 
 
-def _with_paths_expanded(data: dict[str, Any], found: dict[tuple[str | int, ...], str]) -> dict[str, Any]:
-    """Expands `~` and variables in the paths of a job file, as a shell does. Adds problems to `found`."""
-    for place in _PATHS:
-        section = data
-        for name in place[:-1]:
-            if not isinstance(below := section.get(name), Mapping):
-                section = {}
-                break
-            section[name] = section = dict(below)
-        path = section.get(place[-1])
-        if isinstance(path, str) and (path.startswith("~") or "$" in path):
-            section[place[-1]] = expanded = os.path.expanduser(os.path.expandvars(path))
-            if expanded.startswith("~") or _VARIABLE.search(expanded):
-                found[place] = f"got {path!r:.80}, expected a path whose user and variables exist at submission"
-    return data
-
-
-def _name_and_check_program(data: dict[str, Any], base_dir: Path, found: dict[tuple[str | int, ...], str]) -> None:
-    """Adds the job's name, if it has none, and the problems of its script, module or command to `found`.
-
-    In a container another Python and other files may be the job's, so only the script's path is checked.
-    """
-    script, module, command = data.get("script"), data.get("module"), data.get("command")
-    names = [name for name in ("script", "module", "command") if data.get(name)]
-    if not names:
-        found["script",] = "missing, expected the path of a Python script; or give module or command"
-    found |= {(name,): f"{names[0]} is given too; leave one of them out" for name in names[1:]}
-    options = data.get("slurm")
-    is_here = not (isinstance(options, Mapping) and in_container({str(name): 1 for name in normal_options(options)}))
-    stem = "x"
-    if isinstance(script, str | os.PathLike) and script:
-        path = base_dir.absolute() / script
-        stem = path.stem
-        problem = program.script_problem(path) if str(path).isprintable() else ""
-        if problem and (is_here or not path.is_file()):
-            found.setdefault(("script",), problem)
-    elif isinstance(module, str) and module:
-        stem = module
-        paths = {**os.environ, **env}.get("PYTHONPATH", "") if isinstance(env := data.get("env") or {}, Mapping) else ""
-        folders = [os.getcwd(), *filter(None, str(paths).split(os.pathsep))]
-        if is_here and (problem := program.module_problem(module, folders)):
-            found["module",] = problem
-    elif isinstance(command, list | tuple) and command and isinstance(command[0], str):
-        if is_here and (problem := program.command_problem(command)):
-            found["command",] = problem
-        if "name" not in data:
-            found["name",] = "missing, expected a name for the job, because a command gives it none"
-    data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", stem)[:128])
-
-
 def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
         return mapping, {}
     found: dict[tuple[str | int, ...], str] = {}
-    data = _with_paths_expanded(dict(mapping), found)
-    _name_and_check_program(data, base_dir, found)
+    data = with_paths_expanded(dict(mapping), found)
+    name_and_check(data, base_dir, found)
     if isinstance(options := data.get("slurm"), Mapping):
         nodes = data.get("nodes", 1)
         problems = option_problems(options, nodes if isinstance(nodes, int) and nodes > 0 else 1)

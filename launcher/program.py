@@ -12,13 +12,50 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
+
+from launcher.env.containers import in_container
+from launcher.sbatch_options import normal_options
 
 _COMPILE = re.compile(rb"torch\.compile|torch_compile|model\.compile\(")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
+
+
+def name_and_check(data: dict[str, Any], base_dir: Path, found: dict[tuple[str | int, ...], str]) -> None:
+    """Adds the job's name, if it has none, and the problems of its script, module or command to `found`.
+
+    In a container another Python and other files may be the job's, so only the script's path is checked.
+    """
+    script, module, command = data.get("script"), data.get("module"), data.get("command")
+    names = [name for name in ("script", "module", "command") if data.get(name)]
+    if not names:
+        found["script",] = "missing, expected the path of a Python script; or give module or command"
+    found |= {(name,): f"{names[0]} is given too; leave one of them out" for name in names[1:]}
+    options = data.get("slurm")
+    is_here = not (isinstance(options, Mapping) and in_container({str(name): 1 for name in normal_options(options)}))
+    stem = "x"
+    if isinstance(script, str | os.PathLike) and script:
+        path = base_dir.absolute() / script
+        stem = path.stem
+        problem = script_problem(path) if str(path).isprintable() else ""
+        if problem and (is_here or not path.is_file()):
+            found.setdefault(("script",), problem)
+    elif isinstance(module, str) and module:
+        stem = module
+        paths = {**os.environ, **env}.get("PYTHONPATH", "") if isinstance(env := data.get("env") or {}, Mapping) else ""
+        folders = [os.getcwd(), *filter(None, str(paths).split(os.pathsep))]
+        if is_here and (problem := module_problem(module, folders)):
+            found["module",] = problem
+    elif isinstance(command, list | tuple) and command and isinstance(command[0], str):
+        if is_here and (problem := command_problem(command)):
+            found["command",] = problem
+        if "name" not in data:
+            found["name",] = "missing, expected a name for the job, because a command gives it none"
+    data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", stem)[:128])
 
 
 def script_problem(path: Path) -> str:
