@@ -28,7 +28,8 @@ _SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
 def name_and_check(data: dict[str, Any], base_dir: Path, found: dict[tuple[str | int, ...], str]) -> None:
     """Adds the job's name, if it has none, and the problems of its script, module or command to `found`.
 
-    In a container another Python and other files may be the job's, so only the script's path is checked.
+    In a container another Python and other files may be the job's, so only the script's path is checked. With sbatch's
+    --chdir, modules and commands are looked for in another directory.
     """
     script, module, command = data.get("script"), data.get("module"), data.get("command")
     names = [name for name in ("script", "module", "command") if data.get(name)]
@@ -36,7 +37,8 @@ def name_and_check(data: dict[str, Any], base_dir: Path, found: dict[tuple[str |
         found["script",] = "missing, expected the path of a Python script; or give module or command"
     found |= {(name,): f"{names[0]} is given too; leave one of them out" for name in names[1:]}
     options = data.get("slurm")
-    is_here = not (isinstance(options, Mapping) and in_container({str(name): 1 for name in normal_options(options)}))
+    given = normal_options(options) if isinstance(options, Mapping) else {}
+    is_here = not in_container(given)
     stem = "x"
     if isinstance(script, str | os.PathLike) and script:
         path = base_dir.absolute() / script
@@ -48,10 +50,10 @@ def name_and_check(data: dict[str, Any], base_dir: Path, found: dict[tuple[str |
         stem = module
         paths = {**os.environ, **env}.get("PYTHONPATH", "") if isinstance(env := data.get("env") or {}, Mapping) else ""
         folders = [os.getcwd(), *filter(None, str(paths).split(os.pathsep))]
-        if is_here and (problem := module_problem(module, folders)):
+        if is_here and "chdir" not in given and (problem := module_problem(module, folders)):
             found["module",] = problem
     elif isinstance(command, list | tuple) and command and isinstance(command[0], str):
-        if is_here and (problem := command_problem(command)):
+        if is_here and "chdir" not in given and (problem := command_problem(command)):
             found["command",] = problem
         if "name" not in data:
             found["name",] = "missing, expected a name for the job, because a command gives it none"

@@ -93,7 +93,7 @@ def submit(
 
 
 def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
-    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres.
+    """Reads the job file and applies the command line to it, including sbatch's --gres and --chdir.
 
     Where the job grows, its boosters get the sbatch options of the command line that describe nodes as well.
     """
@@ -103,11 +103,11 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
     auto = gpus.of_this_machine if cluster == "local" else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
     options = _flag_values(flags)
-    if gres := options.get("gres"):
-        given["slurm"] = {"gres": gres}
+    if decisive := {name: options[name] for name in ("gres", "chdir") if options.get(name)}:
+        given["slurm"] = decisive
     spec = load_job(job_file, given, auto)
     if spec.most_boosters and (shared := _of_the_nodes(options)):
-        return load_job(job_file, {**given, "slurm": shared})
+        return load_job(job_file, {**given, "slurm": {**given.get("slurm", {}), **shared}})
     return spec
 
 

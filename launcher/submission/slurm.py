@@ -64,6 +64,7 @@ _SHORT_OPTIONS = {
     "-A": "account",
     "-C": "constraint",
     "-c": "cpus-per-task",
+    "-D": "chdir",
     "-x": "exclude",
     "-Q": "quiet",
     "-V": "version",

@@ -47,6 +47,12 @@ def test_a_module_is_found_as_python_finds_it_and_nothing_is_imported(tmp_path: 
     assert json_tool is not None and json_tool.name == "tool.py"
 
 
+def test_with_another_working_directory_or_in_a_container_modules_are_not_looked_for_here(tmp_path: Path) -> None:
+    for option in ("chdir", "container-image"):
+        for program in ({"module": "pkg.gone"}, {"name": "a", "command": ["./gone.sh"]}):
+            JobSpec.from_mapping({**program, "slurm": {option: "/x"}}, tmp_path)
+
+
 def test_a_source_in_another_encoding_is_a_script_and_warnings_are_left_to_its_run(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
