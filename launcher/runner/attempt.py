@@ -250,10 +250,10 @@ class NodeAttempt:
     async def close(self) -> None:
         """Ends all processes, including the warm process and the agents' template."""
         await self.end()
-        await self._workers.close(KILL_TIMEOUT_S)
-        await self._template.close()
         if self._extensions is not None:
             await asyncio.to_thread(shutil.rmtree, self._extensions, ignore_errors=True)
+        await self._workers.close(KILL_TIMEOUT_S)
+        await self._template.close()
 
     def _on_workers(self, report: dict[str, Any]) -> None:
         event = report.pop("event")

@@ -40,7 +40,9 @@ def test_what_the_user_has_built_is_there_without_its_locks(tmp_path: Path, monk
     assert (own / "fused" / "fused.so").read_text() == "newer" and (built / "lock").exists()
 
 
-def test_the_folder_of_a_build_has_torchs_name_for_it() -> None:
+def test_the_folder_of_a_build_has_torchs_name_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # torch makes the folder
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     import torch
     from torch.utils import cpp_extension
 
