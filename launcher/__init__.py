@@ -13,6 +13,7 @@
     env/           the environment of a job's processes: lint, fabric, containers, failure domains
     doctor/        checks whether a job will run here
     jobfile        the job file; its parts are in elastic.py, sbatch_options.py and gpus.py
+    program        what workers run, checked before submission; job_paths.py: the paths of a job file
     checkpoint_plan  calculates the space and time of a job's checkpoints
     boosters       checks whether Slurm can start an elastic job's boosters
     registry       finds this user's jobs

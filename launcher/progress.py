@@ -21,6 +21,7 @@ from launcher.registry import KnownJob
 from launcher.submission.job_control import last_words
 from launcher.supervisor_process import Process
 from launcher.tail import Tail
+from lifecycle.blocks import Escaped, printable
 
 _POLL_S = 0.1
 _REPORT_EVERY_S = 10.0  # between two lines with the step, if the output is not a terminal
@@ -107,11 +108,12 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
     if outcome in ("done", "halted") and result.reason:
-        console.print(Text(result.reason, style="yellow"), soft_wrap=True)
+        console.print(Escaped(Text(result.reason, style="yellow")), soft_wrap=True)
     if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"
-        print(f"{result.reason}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
+        reason = "\n".join(map(printable, str(result.reason).split("\n")))
+        print(f"{reason}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
     return result.exit_code
 
 
@@ -144,7 +146,7 @@ class _View:
 
     def _show(self, event: Event) -> None:
         if event.get("event") not in _UNSAID:
-            self._console.print(event_line(event), soft_wrap=True)
+            self._console.print(Escaped(event_line(event)), soft_wrap=True)
 
 
 class _PlainView(_View):

@@ -28,9 +28,9 @@ def print_block(block: RenderableType, out: IO[str] | None = None) -> None:
     """
     out = out or sys.stdout
     if out.isatty():
-        return console_on(out).print(_Escaped(block))
+        return console_on(out).print(Escaped(block))
     text = io.StringIO()
-    console_on(text).print(_Escaped(block))
+    console_on(text).print(Escaped(block))
     out.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
     return None
 
@@ -53,7 +53,7 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Escaped:
+class Escaped:
     """A block whose text is escaped after its layout."""
 
     block: RenderableType
@@ -62,5 +62,6 @@ class _Escaped:
         from rich.segment import Segment
 
         for segment in console.render(self.block, options):
-            text = segment.text if segment.text == "\n" else printable(segment.text)
+            # A wrapped text without a style is one segment, with its line breaks inside.
+            text = "\n".join(map(printable, segment.text.split("\n")))
             yield segment if segment.control else Segment(text, segment.style)

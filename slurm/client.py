@@ -21,6 +21,13 @@ from slurm.topology import Topology
 _CONNECT_TIMEOUT_S = 2.0
 _JOBS = re.compile(r"^JobId=.*?\sNumNodes=.*?(?=^JobId=|\Z)", re.DOTALL | re.MULTILINE)  # a job's name may have lines
 
+# What sbatch prints of a job that it has accepted, with and without --parsable. Wrappers of sites print the number
+# alone, banners before it, or colours.
+_COLOUR = r"(?:\x1b\[[0-9;]*m)*"
+SUBMITTED = re.compile(
+    rf"^\s*{_COLOUR}\s*(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?\s*{_COLOUR}\s*$", re.MULTILINE
+)
+
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
 
@@ -131,6 +138,16 @@ class Slurm:
         """All partitions of the cluster. Partitions whose record cannot be read are logged and left out."""
         return self._list("partition", "PartitionName", Partition.parse)
 
+    def gres(self, partitions: str | None = None) -> tuple[str, ...]:
+        """The generic resources of each kind of node, as sinfo prints them: "gpu:8(S:0-1)", or "(null)" for none.
+
+        Args:
+            partitions: names, separated by commas; None for the default partition's.
+        """
+        argv = ["sinfo", "--noheader", "--format=%P|%G", *([f"--partition={partitions}"] if partitions else [])]
+        rows = [line.partition("|") for line in self._run(argv, env=self._env).stdout.splitlines()]
+        return tuple(gres.strip() for name, _, gres in rows if partitions or name.endswith("*"))
+
     def qos(self) -> tuple[Qos, ...]:
         """All QOS; needs accounting (slurmdbd)."""
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", FORMAT]
@@ -238,13 +255,13 @@ class Slurm:
             env: the whole environment of sbatch and so of the job; None: that of the other commands.
         """
         said = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
-        number = said.strip().partition(";")[0]
-        if not number.isdigit():
-            raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")
-        return int(number)
+        number = submitted_job(said)
+        if number is None:
+            raise SlurmError(f"sbatch --parsable: got {said.strip()!r:.200}, expected the job's number")
+        return number
 
     def submit_file(self, options: Sequence[str], script: Path | str) -> str:
-        """Submit a script file with a user's own sbatch options; returns sbatch's stdout."""
+        """Submit a script file with a user's own sbatch options; returns sbatch's stdout, see `submitted_job`."""
         return self._run(["sbatch", *options, str(script)], env=self._env).stdout
 
     def test_only(self, options: Sequence[str], script: Path | str) -> str:
@@ -271,6 +288,12 @@ def _states(text: str) -> dict[str, tuple[str, str]]:
     return {  # sacct writes "CANCELLED by 1000"
         row[0]: (state_below(row[1].split(" ")[0]), row[2]) for row in rows if len(row) == 3
     }
+
+
+def submitted_job(stdout: str) -> int | None:
+    """The number of the job that sbatch has accepted: of the last line with one. None if there is no such line."""
+    numbers = SUBMITTED.findall(stdout)
+    return int(numbers[-1]) if numbers else None
 
 
 def listens(address: str, port: int) -> bool:

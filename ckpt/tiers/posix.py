@@ -17,11 +17,12 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ckpt.errors import ConfigError, CorruptError, NamespaceError
+from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
 from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.claim import Claim
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, MAX_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
@@ -199,8 +200,11 @@ def read_file(path: Path, start: int, into: memoryview) -> None:
         os.close(descriptor)
 
 
-def check_shared(path: Path | str, namespace: str) -> None:
+def check_shared(path: Path | str, namespace: str) -> Claim | None:
     """Check that `<path>/<namespace>` is, or can become, the folder of this namespace. Writes nothing.
+
+    Returns:
+        The claim of the run that has the namespace; it may have ended without a release. None if no claim can be read.
 
     Raises:
         NamespaceError: the folder belongs to another namespace or user, or has other files.
@@ -225,6 +229,11 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is a file, expected a directory; choose another checkpoint path")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
+    try:
+        claim = SharedTier(path, namespace).read_claim()
+    except (CheckpointError, OSError):
+        return None  # the agents say what is wrong with it
+    return None if claim is None or claim.released else claim
 
 
 def _check_owner(folder: Path) -> None:

@@ -34,17 +34,13 @@ def run(
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
-    from launcher import gpus
     from launcher.executor import Executor
     from launcher.progress import follow
     from launcher.registry import KnownJob
     from lifecycle.blocks import console_on
 
     arguments = context.meta[SCRIPT_ARGUMENTS]
-    spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
-    if (here := len(gpus.visible())) and not gpus.count(spec.gpus_per_node):
-        found = "1 GPU" if here == 1 else f"{here} GPUs"
-        typer.echo(f"{found} here, none for the job: it trains on the CPU (see --gpus-per-node)", err=True)
+    spec = _load(job_file, "local", nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = KnownJob(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
@@ -83,7 +79,7 @@ def submit(
     if flags and cluster != "slurm":
         raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
     arguments = context.meta[SCRIPT_ARGUMENTS]
-    spec = _load(job_file, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
+    spec = _load(job_file, cluster, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     if dry_run or test_only:
         return _preview(spec, cluster, folder, flags, ask=test_only)
     from launcher.executor import Executor
@@ -96,20 +92,22 @@ def submit(
     return None
 
 
-def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
-    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres.
+def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
+    """Reads the job file and applies the command line to it, including sbatch's --gres and --chdir.
 
     Where the job grows, its boosters get the sbatch options of the command line that describe nodes as well.
     """
+    from launcher import gpus
     from launcher.jobfile import load_job
 
+    auto = gpus.of_this_machine if cluster == "local" else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
     options = _flag_values(flags)
-    if gres := options.get("gres"):
-        given["slurm"] = {"gres": gres}
-    spec = load_job(job_file, given)
+    if decisive := {name: options[name] for name in ("gres", "chdir") if options.get(name)}:
+        given["slurm"] = decisive
+    spec = load_job(job_file, given, auto)
     if spec.most_boosters and (shared := _of_the_nodes(options)):
-        return load_job(job_file, {**given, "slurm": shared})
+        return load_job(job_file, {**given, "slurm": {**given.get("slurm", {}), **shared}})
     return spec
 
 

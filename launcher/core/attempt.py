@@ -112,9 +112,17 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
     _settle(turn)
 
 
+_NO_FILE = (
+    "no file matches the job file's `progress`, so the attempt counts as one without progress; a relative pattern "
+    "counts from the directory in which the script runs"
+)
+
+
 def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
     if turn.attempt.phase is AttemptPhase.LOOKING:
         record_own_checkpoint(turn, given)
+        if turn.state.history.gains.file_s == 0.0:
+            turn.record("problem", attempt=turn.attempt.number, what=_NO_FILE)
         turn.enter_phase(AttemptPhase.ENDED)
 
 

@@ -124,8 +124,9 @@ class Runner:
                 raise LauncherError("; ".join(map(str, sick)))
             self._memory = hold_memory_dir(self._config.ram_dir)
             self._spec = read_job(self._config.job_dir)
-            with self._spec.script.open("rb"):
-                pass
+            if self._spec.script is not None:
+                with self._spec.script.open("rb"):
+                    pass
         except (LauncherError, OSError, ValueError) as error:
             self._problem = str(error)
             log.error("this node cannot train: %s", error)

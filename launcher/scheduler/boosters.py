@@ -15,14 +15,18 @@ from ckpt.agent.process.launch import PYTHON, outside_our_step
 from launcher.core.inputs import AllocationState
 from launcher.env.containers import of_the_batch
 from launcher.jobfile import JobSpec
+from launcher.sbatch_options import NOT_FROM_ENVIRONMENT
 from slurm import Slurm
 from slurm.hostlist import compress, expand
 from slurm.records import NamedJob
+from slurm.sbatch_environment import overriding
 
 Seen = tuple[AllocationState, str]
 
 # Before the time limit each process of the steps gets SIGTERM, as at a preemption. Slurm may send it a minute early.
 _WARNING = "TERM@60"
+# A booster's partition or QOS gives it the rest; the user's own defaults are for other jobs.
+_OWNED = (*NOT_FROM_ENVIRONMENT, "qos", "time")
 _RUNNING = ("RUNNING", "SUSPENDED")
 _QUEUED = ("PENDING", "CONFIGURING")
 
@@ -51,7 +55,10 @@ class SlurmBoosters:
         """
         # This process' HOLDFAST_* variables are for the base only, for example the path of its memory directory.
         env = {name: value for name, value in outside_our_step(os.environ).items() if not name.startswith("HOLDFAST_")}
-        return str(self._slurm.submit([], self.script(nodes, exclude), {**env, **environment}))
+        script = self.script(nodes, exclude)
+        for name in overriding(env, script, _OWNED):
+            del env[name]
+        return str(self._slurm.submit([], script, {**env, **environment}))
 
     def script(self, nodes: int, exclude: Iterable[str]) -> str:
         """The batch script of a booster. Its program gets the rest from the environment."""

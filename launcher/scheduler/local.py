@@ -189,7 +189,7 @@ def require_machine(spec: JobSpec) -> None:
 
     Raises:
         UsageError: there is no mpirun for a job with checkpoints; or there are GPUs, but fewer than the nodes of the
-            job's largest size need. A machine without GPUs runs the job on its CPU.
+            job's largest size need. A machine without GPUs runs the job on its CPU; see gpus.remark.
     """
     require_mpirun(spec)
     largest, here = spec.sizes[0], len(gpus.visible())

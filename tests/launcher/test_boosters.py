@@ -94,14 +94,17 @@ def test_its_script_has_the_jobs_nodes_and_its_own_queue_and_tells_nobody_by_mai
 def test_it_is_submitted_outside_of_our_own_step_with_the_runs_environment(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", "SLURM_CONF", "MY_OWN"):
+    ours = ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", "SLURM_CONF", "MY_OWN")
+    defaults = ("SBATCH_TIMELIMIT", "SBATCH_QOS", "SBATCH_REQUEUE", "SBATCH_GPUS_PER_NODE", "SBATCH_MEM_PER_CPU")
+    for name in (*ours, *defaults, "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "ours")
     commands = Commands()
     assert boosters(spec, commands).ask(2, ["n1", "n2", "n3"], {"HOLDFAST_RUN_ID": "slurm-big-7"}) == "8"
     assert commands.asked == [("sbatch", "--parsable")] and commands.script == SCRIPT
     assert commands.env["HOLDFAST_RUN_ID"] == "slurm-big-7" and commands.env["MY_OWN"] == "ours"
     assert commands.env["SLURM_CONF"] == "ours"
-    assert not {"SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR"} & commands.env.keys()
+    assert not {"SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", *defaults} & commands.env.keys()
+    assert commands.env["SBATCH_ACCOUNT"] == "ours"
 
 
 def test_how_they_stand_is_one_question_and_those_that_nobody_knows_are_ended(spec: JobSpec) -> None:

@@ -292,6 +292,21 @@ def test_a_run_whose_saves_reached_no_tier_says_so_at_its_end(job: KnownJob) -> 
     assert "done at step 20 after 00:00:20, 1 fault survived, 1 save failed" in console.export_text()
 
 
+def test_control_characters_in_an_error_of_the_script_do_not_reach_the_terminal(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "ValueError: \x1b[31mred\x1b[0m \x00 nul"
+    fault = {"time": 119.0, "event": "fault", "kind": "user_error", "attempt": 1, "rank": 0, "reason": reason}
+    write_events(job.folder, [fault, {**END, "outcome": "user_error", "reason": reason}])
+    result = {"name": "user_error", "step": 20, "exit_code": 10, "reason": f"{reason}\n  line", "seconds": 1.0}
+    (job.folder / "result.json").write_text(json.dumps(result))
+    out = io.StringIO()
+    assert follow(job, Console(file=out, width=200)) == 10
+    err = capsys.readouterr().err
+    assert err.splitlines()[:2] == ["ValueError: \\x1b[31mred\\x1b[0m \\x00 nul", "  line"]
+    assert "\\x1b[31mred" in out.getvalue() and not {"\x1b", "\x00"} & {*out.getvalue(), *err}
+
+
 def test_that_a_job_is_cancelled_is_told_even_if_the_live_line_cannot_begin(
     job: KnownJob, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -745,6 +745,17 @@ def test_progress_by_own_checkpoints_is_looked_for_before_and_after_each_attempt
     assert play.state.history.gains.fruitless == 0
 
 
+def test_a_pattern_of_own_checkpoints_that_matches_nothing_is_a_problem_of_the_attempt() -> None:
+    play = Play(make_job(names_own_checkpoints=True, limits=RestartLimits(max_without_progress=2)))
+    play.file = ("", 0.0)
+    play.run()
+    play.fail("n1")
+    assert "no file matches the job file's `progress`" in play.events("problem")[0]["what"]
+    play.file = ("out/8.pt", 510.0)
+    play.fail("n1")
+    assert len(play.events("problem")) == 1
+
+
 def test_a_start_that_its_time_limit_ended_is_judged_by_the_files_that_it_wrote() -> None:
     limits = RestartLimits(max_without_progress=1)
     play = Play(make_job(names_own_checkpoints=True, limits=limits))
