@@ -15,8 +15,10 @@ resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 
 # HyperPod has two files. If only one exists, the node's role cannot be determined.
 given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
+# Where any user may make files (ParallelCluster's /tmp), and of another user, it is nobody's word.
+[[ ! -k $here && (! -e $given || -O $given) ]] || given=
 if [[ -f $resources && ! -f $given && ! -f $kept ]]; then
-    echo "on_create.sh: got $resources without $given: copy your provisioning_parameters.json beside this script" >&2
+    echo "on_create.sh: got $resources without $here/provisioning_parameters.json: copy your provisioning_parameters.json beside this script" >&2
     exit 2
 elif [[ -f $given && ! -f $resources ]]; then
     echo "on_create.sh: got $given without $resources, which HyperPod writes; outside HyperPod, remove the first" >&2
