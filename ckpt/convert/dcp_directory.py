@@ -78,7 +78,7 @@ class _PlainFiles(FileSystem):
     """Opens regular files of a directory, without following links."""
 
     @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[IO[bytes]]:  # type: ignore[override]
+    def create_stream(self, path: Any, mode: str) -> Iterator[IO[bytes]]:
         with os.fdopen(open_regular(Path(path)), mode) as stream:
             yield stream
 
