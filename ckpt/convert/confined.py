@@ -28,7 +28,7 @@ _MEMORY_TIMES = 16
 Advance = Callable[[int], object]
 
 
-class Limits:
+class Confinement:
     """The limits of this process, which is the child."""
 
     def __init__(self, pipe: IO[bytes], largest_bytes: int) -> None:
@@ -54,11 +54,11 @@ class Limits:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def confined(act: Callable[[Limits], Any], where: str, largest_bytes: int, advance: Advance) -> Any:
+def confined(act: Callable[[Confinement], Any], where: str, largest_bytes: int, advance: Advance) -> Any:
     """Calls a function in a child process and returns its result, which is JSON.
 
     Args:
-        act: reads the data. It calls `Limits.advance` after each part.
+        act: reads the data. It calls `Confinement.advance` after each part.
         where: the place of the data, for messages.
         largest_bytes: size of the largest file. The limits grow with it.
         advance: called with the number of bytes of each part.
@@ -94,7 +94,7 @@ def confined(act: Callable[[Limits], Any], where: str, largest_bytes: int, advan
     return found["result"]
 
 
-def _answer(act: Callable[[Limits], Any], where: str, largest_bytes: int, writing: int) -> NoReturn:
+def _answer(act: Callable[[Confinement], Any], where: str, largest_bytes: int, writing: int) -> NoReturn:
     """The child: writes the number of bytes of each part, and at last one JSON object."""
     code = 1
     try:
@@ -103,7 +103,7 @@ def _answer(act: Callable[[Limits], Any], where: str, largest_bytes: int, writin
         with os.fdopen(writing, "wb") as pipe:
             try:
                 with parsing(where):
-                    answer = dump_json({"result": act(Limits(pipe, largest_bytes))})
+                    answer = dump_json({"result": act(Confinement(pipe, largest_bytes))})
             except (CheckpointError, OSError) as error:
                 answer = dump_json({"error": one_line(error), "kind": type(error).__name__})
             pipe.write(answer + b"\n")

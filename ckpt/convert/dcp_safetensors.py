@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
-from ckpt.convert.confined import Limits, confined
+from ckpt.convert.confined import Confinement, confined
 from ckpt.convert.dcp_directory import DirectoryReader, load_object, size_of
 from ckpt.convert.full_step import FullStep
 from ckpt.errors import ConfigError, CorruptError, StateError
@@ -116,7 +116,7 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     return save
 
 
-def _read_directory(directory: Path, memory_fd: int, limits: Limits) -> dict[str, Any]:
+def _read_directory(directory: Path, memory_fd: int, limits: Confinement) -> dict[str, Any]:
     """Reads the tensors into memory and returns the JSON form of the layout, with all other values in its tree."""
     torch.set_num_threads(1)  # a forked process has lost the threads of its parent's pool
     reader = DirectoryReader(directory)

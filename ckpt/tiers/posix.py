@@ -181,7 +181,8 @@ class SharedTier(Tier):
                 raise CorruptError(f"{where}: is a symbolic link, expected our own directory; remove it")
 
     def _make_line(self, name: str) -> None:
-        (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        with own_folder(self.folder) as held:
+            (held / name).mkdir(mode=0o700, exist_ok=True)
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)
