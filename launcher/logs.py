@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -12,11 +11,13 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.history.events import read_events
 from launcher.history.status import JobStatus, status_of
+from launcher.plain_file import read_json
 from launcher.submission.job_control import OUTCOMES
 from launcher.tail import Tail
 
 _POLL_S = 0.3
 _ASK_S = 2.0  # between two requests for the job's status, which may ask Slurm
+_MOST_WORKERS = 10_000  # of a node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,8 @@ def _drain(label: str, tail: Tail, labelled: bool, write: Callable[[str], None],
 
 
 def _attempt_dir(folder: Path, attempt: int | None) -> Path:
-    found = {int(path.name[8:]): path for path in (folder / "log").glob("attempt-*") if path.name[8:].isdigit()}
+    matches = (re.fullmatch(r"attempt-([0-9]{1,9})", path.name) for path in (folder / "log").glob("attempt-*"))
+    found = {int(match[1]): folder / "log" / match[0] for match in matches if match}
     if not found:
         raise UsageError(f"{folder}/log: no attempt has begun; `holdfast status {folder}` says why")
     if attempt is not None and attempt not in found:
@@ -155,7 +157,7 @@ def _attempt_dir(folder: Path, attempt: int | None) -> Path:
 
 
 def _ranks(attempt_dir: Path) -> list[int]:
-    found = (re.fullmatch(r"rank-(\d+)\.log", path.name) for path in attempt_dir.iterdir())
+    found = (re.fullmatch(r"rank-([0-9]{1,9})\.log", path.name) for path in attempt_dir.iterdir())
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -167,7 +169,7 @@ def _ranks_of(folder: Path, attempt_dir: Path, selection: Selection) -> list[int
         raise UsageError(
             f"node: got {selection.node}, expected one of attempt {number}: {', '.join(nodes) or 'none yet'}"
         )
-    workers = json.loads((folder / "job.json").read_text())["workers_per_node"]
+    workers = _workers_per_node(folder)
     first = nodes.index(selection.node) * workers
     ranks = [rank for rank in range(first, first + workers) if selection.rank in (None, rank)]
     if not ranks:
@@ -175,6 +177,17 @@ def _ranks_of(folder: Path, attempt_dir: Path, selection: Selection) -> list[int
             f"rank: got {selection.rank}, expected one of node {selection.node}: {first} to {first + workers - 1}"
         )
     return ranks
+
+
+def _workers_per_node(folder: Path) -> int:
+    path = folder / "job.json"
+    try:
+        workers = read_json(path).get("workers_per_node")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    if type(workers) is not int or not 0 < workers <= _MOST_WORKERS:
+        raise UsageError(f"{path}: workers_per_node: got {workers!r:.40}, expected 1 to {_MOST_WORKERS}")
+    return workers
 
 
 def _status_in_attempt(folder: Path, attempt: int) -> JobStatus:

@@ -56,7 +56,8 @@ class Tail:
 def _start_of_last(file: IO[bytes], count: int) -> int:
     """The offset in bytes at which the last `count` complete lines of a file begin."""
     start, ends = file.seek(0, 2), 0
-    while start > 0:
+    first = max(0, start - (count + 1) * _CHUNK_BYTES)  # a line is no longer than a chunk
+    while start > first:
         length = min(_CHUNK_BYTES, start)
         start -= length
         file.seek(start)
@@ -66,4 +67,4 @@ def _start_of_last(file: IO[bytes], count: int) -> int:
             ends += 1
             if ends > count:
                 return start + end + 1
-    return 0
+    return start

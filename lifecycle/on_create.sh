@@ -15,6 +15,8 @@ resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 
 # HyperPod's resource_config.json says what this node is; in older clusters provisioning_parameters.json does.
 given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
+# Where any user may make files (ParallelCluster's /tmp), and of another user, it is nobody's word.
+[[ ! -k $here && (! -e $given || -O $given) ]] || given=
 if [[ -f $given && ! -f $resources ]]; then
     echo "on_create.sh: got $given without $resources, which HyperPod writes; outside HyperPod, remove the first" >&2
     exit 2

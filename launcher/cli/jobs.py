@@ -53,6 +53,7 @@ def logs(
 ) -> None:
     """Print the output of a job's workers, by default that of rank 0 in the newest attempt."""
     from launcher.errors import UsageError
+    from launcher.log_text import log_line
     from launcher.logs import Selection, follow_logs, print_logs
     from launcher.registry import find_job
     from launcher.submission.job_control import status_now
@@ -61,14 +62,18 @@ def logs(
         raise UsageError(f"--lines: got {lines}, expected 0 or more")
     found = find_job(job)
     selection = Selection(rank=rank, node=node, supervisor=supervisor, attempt=attempt)
+
+    def write(line: str) -> None:
+        typer.echo(log_line(line))
+
     if follow:
 
         def note(line: str) -> None:
             typer.echo(f"holdfast logs: {line}", err=True)
 
-        follow_logs(found.folder, selection, lines, typer.echo, lambda: status_now(found), note)
+        follow_logs(found.folder, selection, lines, write, lambda: status_now(found), note)
     else:
-        print_logs(found.folder, selection, lines, typer.echo)
+        print_logs(found.folder, selection, lines, write)
 
 
 def scale(

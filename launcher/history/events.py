@@ -25,6 +25,7 @@ from launcher.plain_file import open_plain
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 16 << 20
+_MOST_OF_OTHERS_BYTES = 16 << 20  # of a file of another user: about 80,000 commits
 _COMMON = ("attempt", "node", "step", "seconds")
 
 
@@ -113,10 +114,10 @@ def read_events(path: Path) -> list[Event]:
     """The valid events of a file, oldest first; empty if there is no file.
 
     Raises:
-        OSError: the file cannot be read, or is a pipe, a socket or a device.
+        OSError: the file cannot be read, is a pipe, a socket or a device, or is another user's and very long.
     """
     try:
-        with open_plain(path) as file:
+        with open_plain(path, most_of_others=_MOST_OF_OTHERS_BYTES) as file:
             return list(_of_those_who_ruled(event for line in _lines(file) if (event := parse_event(line)) is not None))
     except FileNotFoundError:
         return []
