@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.history.events import Event, read_events
+from launcher.history.events import Event, EventReader
 from launcher.plain_file import read_json
 
 _log = logging.getLogger(__name__)
@@ -104,10 +104,11 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
     Raises:
         UsageError: there is no such job.
     """
+    jobs = known_jobs()
     for folder in (Path(reference), (runs or Path("runs")) / reference):
         if _is_job(folder):
-            return _of_folder(folder.absolute())
-    jobs = known_jobs()
+            known = (job for job in jobs if job.folder == folder.absolute())
+            return next(known, None) or _of_folder(folder.absolute())
     found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
     found = found or [job for job in jobs if reference == job.name]
     if not found:
@@ -120,16 +121,12 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
 
 def _of_folder(folder: Path) -> KnownJob:
     """A job that is not in the registry, from its folder alone. An sbatch script may have started it."""
-    for known in known_jobs():
-        if known.folder == folder:
-            return known
     spec: dict[str, Any] = {}
-    events: list[Event] = []
+    start: Event = {}
     with contextlib.suppress(OSError, ValueError):
         spec = read_json(folder / "job.json")
-    with contextlib.suppress(OSError):
-        events = read_events(folder / "events.jsonl")
-    start = next((event for event in events if event["event"] == "job_start"), {})
+    with contextlib.suppress(OSError, StopIteration):
+        start = next(event for event in EventReader(folder / "events.jsonl").new() if event["event"] == "job_start")
     is_slurm = folder.name.isdigit() or _is_submitted(folder)
     cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
     slurm_cluster, job_id = "", folder.name

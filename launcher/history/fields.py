@@ -38,7 +38,7 @@ def _kind(meaning: str, required: str = "", **fields: FieldType) -> EventKind:
     return EventKind(meaning, fields, tuple(required.split()))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
@@ -50,7 +50,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-NUMBER = FieldType("number", _is_number)
+NUMBER = FieldType("number", is_number)
 COUNT = FieldType("whole number", _is_count)
 TEXT = FieldType("text", lambda value: isinstance(value, str))
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
-from launcher.history.events import read_events
-from launcher.history.status import JobStatus, status_of
+from launcher.history.status import JobStatus
+from launcher.history.stored import StatusReader
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -30,14 +30,19 @@ _LAST_BYTES = 64 << 10
 _SIZES_SHOWN = 8
 
 
-def status_now(job: KnownJob) -> JobStatus:
+def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
     """The job's status from its events, corrected by the state of its process or of its Slurm job.
 
-    The state is "lost" if the supervisor was killed, and so has written no last event. It is "unreadable" if the events
-    cannot be read.
+    Args:
+        job: the job.
+        reader: reads its events; None for a new one. One that is kept reads only new events.
+
+    Returns:
+        The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
+        "unreadable" if the events cannot be read.
     """
     try:
-        status = status_of(read_events(job.folder / "events.jsonl"))
+        status = (reader or StatusReader(job.folder)).status()
     except OSError as error:
         return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
     if status.state in OUTCOMES:

@@ -27,6 +27,7 @@ from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import StatusFold
+from launcher.history.stored import StatusReader
 from launcher.jobfile import JobSpec
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
@@ -84,7 +85,7 @@ class Supervisor:
         self._epoch_s = time.time() - self._begun_s  # offset of the core's clock, which is epoch time that never jumps
         self._inbox: asyncio.Queue[Input] = asyncio.Queue()
         self._leadership = Leadership(job_dir, run_id=cluster.run_id, node=cluster.node, host=cluster.host)
-        self._recorder = Recorder(events, self._leadership.check, self._on_superseded)
+        self._recorder = Recorder(events, self._leadership.check, self._on_superseded, StatusReader(job_dir))
         self._predecessor = self._node_taken_over_from()
         self._superseded = False
         self._has_request = False  # whether a user has asked for the job's end

@@ -14,7 +14,7 @@ from launcher.cli import main
 from launcher.supervisor_process import Process
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\n[/red][bold]"
-RECORDS = ("events.jsonl", "job.json", "result.json", "process.json", "log/supervisor.log")
+RECORDS = ("events.jsonl", "fold.json", "job.json", "result.json", "process.json", "log/supervisor.log")
 DEEP = '{"a":' * 100_000
 
 
