@@ -129,8 +129,12 @@ class EventReader:
         self._torn = b""
         self._is_at_end = False
 
-    def new(self) -> Iterator[Event]:
+    def new(self, only: tuple[str, ...] = ()) -> Iterator[Event]:
         """The valid events in new complete lines, oldest first. Stops for good at a line too long for an event.
+
+        Args:
+            only: the events that are wanted; empty for all. Other lines are not parsed, so name takeover among them,
+                which has the new term.
 
         Raises:
             OSError: the file cannot be read, or is a pipe, a socket or a device.
@@ -138,6 +142,7 @@ class EventReader:
         self._torn = b""
         if self._is_at_end:
             return
+        names = [b'"%s"' % name.encode() for name in only]
         try:
             file = open_plain(self._path)
         except FileNotFoundError:
@@ -150,6 +155,8 @@ class EventReader:
                     self._is_at_end = len(line) == _LONGEST_LINE_BYTES
                     return
                 self.offset += len(line)
+                if names and not any(name in line for name in names):
+                    continue
                 if (event := parse_event(line)) is not None and self._is_of_ruler(event):
                     yield event
 

@@ -14,6 +14,10 @@ from launcher.history.size import LostTime, Size
 
 Event = Mapping[str, Any]
 
+STATES = (
+    "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "lost",
+    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal",
+)  # fmt: skip
 _LAST_EVENTS = 8
 _LAST_RECOVERIES = 8
 _MOST_FAILED_SAVES = 1024  # that are remembered one by one, to count reports of the same save once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LauncherError, UsageError
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
+from launcher.outcome import EXIT_CODES
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
+_LOCAL_POLL_S, _SLURM_POLL_S = 0.5, 5.0  # between two looks of `wait`
 _SIZES_SHOWN = 8
 
 
@@ -58,6 +60,24 @@ def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
     if process is not None and not process.alive():
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
+
+
+def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStatus, int]:
+    """Wait for a job's end. A job that is requeued has not ended.
+
+    Args:
+        job: the job.
+        show: called with the status now and then.
+
+    Returns:
+        The last status, and the exit code of the job's outcome; 1 for a job that is lost or cannot be read.
+    """
+    reader = StatusReader(job.folder)
+    wait_s = _LOCAL_POLL_S if job.cluster == "local" else _SLURM_POLL_S
+    while (status := status_now(job, reader)).state not in (*OUTCOMES, "lost", "unreadable"):
+        show(status)
+        time.sleep(wait_s)
+    return status, EXIT_CODES.get(status.state, 1)
 
 
 def cancel_job(job: KnownJob) -> str:
