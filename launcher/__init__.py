@@ -1,6 +1,7 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
-    cli/           the `holdfast` command; progress.py is its live view
+    cli/           the `holdfast` command; progress.py follows `run`, waiting.py `wait`
+    screen/        the screens of `status --watch` and `top`
     executor       submitit's executor
     submission/    submits a job to Slurm or to the local cluster, or runs it inside an existing Slurm job
     supervisor/    drives the decision core: one per job

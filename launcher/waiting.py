@@ -23,8 +23,14 @@ class StandingLine:
     def __init__(self, out: IO[str]) -> None:
         self._live: Live | None = None
         if out.isatty():
-            options = {"redirect_stdout": False, "redirect_stderr": False}
-            self._live = Live(Text(""), console=console_on(out), auto_refresh=False, transient=True, **options)
+            self._live = Live(
+                Text(""),
+                console=console_on(out),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
 
     def __enter__(self) -> StandingLine:
         if self._live is not None:

@@ -6,7 +6,6 @@ fails completes nothing: the shell would print an error into the command line.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,14 +16,12 @@ _Complete = Callable[[Any, str], list[Completion]]
 def _completion(values: Callable[[Any], Iterable[Completion]]) -> _Complete:
     """Makes the function that typer calls from one that gives all values, for a context."""
 
-    @functools.wraps(values, assigned=("__name__", "__doc__"), updated=())
     def complete(ctx: Any, incomplete: str) -> list[Completion]:
         try:
             return [each for each in values(ctx) if each[0].startswith(incomplete)]
         except Exception:
             return []
 
-    del complete.__wrapped__  # type: ignore[attr-defined]  # typer reads the parameters of this function
     return complete
 
 

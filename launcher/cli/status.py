@@ -33,17 +33,24 @@ def status(
     ] = None,
     state: State = None,
     limit: Limit = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the job until it ends. q or Ctrl-C ends the view.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a job's state, attempt, nodes, step, committed steps, ETTR and last events; without JOB, a list of jobs.
 
     The list has the newest job first. ETTR (effective training time ratio) is the share of the job's time that went
     into steps that were kept.
+
+    --watch fills the terminal and is drawn again each second; into a pipe it prints the events as they come.
     """
     from launcher.errors import UsageError
     from launcher.registry import find_job
     from launcher.submission.job_control import status_now
 
+    if watch and (job is None or as_json):
+        raise UsageError("--watch: expected JOB and no --json; `holdfast top` shows all jobs")
     if job is None:
         return _print_jobs(state, limit, as_json)
     if state is not None or limit is not None:
@@ -51,6 +58,11 @@ def status(
             "status: got JOB with --state or --limit, expected only one of them; they choose from the list"
         )
     found = find_job(job)
+    if watch:
+        from launcher.screen.watch import watch_job
+        from lifecycle.blocks import console_on
+
+        return watch_job(found, console_on(sys.stdout))
     now = status_now(found)
     if as_json:
         return print_json({"job": found.to_mapping(), **now.to_mapping()})
@@ -59,6 +71,18 @@ def status(
 
     print_block(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
     return None
+
+
+def top() -> None:
+    """Show all jobs, drawn again each second: those that run or wait first, then those that have ended.
+
+    q or Ctrl-C ends the view. Into a pipe it prints a line for each job whose state changes, and every 10 seconds one
+    for each that runs.
+    """
+    from launcher.screen.watch import watch_jobs
+    from lifecycle.blocks import console_on
+
+    watch_jobs(console_on(sys.stdout))
 
 
 def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:

@@ -42,7 +42,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
@@ -51,7 +51,7 @@ def _are_names(value: Any) -> bool:
 
 
 NUMBER = FieldType("number", is_number)
-COUNT = FieldType("whole number", _is_count)
+COUNT = FieldType("whole number", is_count)
 TEXT = FieldType("text", lambda value: isinstance(value, str))
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 NAMES = FieldType("list of names", _are_names)

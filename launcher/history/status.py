@@ -81,6 +81,7 @@ class JobStatus:
         recoveries: the last recoveries, oldest first. One with an empty rung has only its fault so far.
         pace: the steps per second since the first start, in equal parts of the time, oldest first.
         waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
+        node_steps: from node to the step of its slowest rank now, if it is known. Not from the events.
     """
 
     state: str = "pending"
@@ -111,6 +112,7 @@ class JobStatus:
     recoveries: tuple[Recovery, ...] = ()
     pace: tuple[float, ...] = ()
     waits_until_s: float | None = None
+    node_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """The status as JSON data."""

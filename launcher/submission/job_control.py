@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
 from launcher.history.status import JobStatus
+from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
 from launcher.outcome import EXIT_CODES
 from launcher.plain_file import open_plain, read_json
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
-_LOCAL_POLL_S, _SLURM_POLL_S = 0.5, 5.0  # between two looks of `wait`
+_WAIT_POLL_S = 0.5
+_SLURM_POLL_S = 5.0  # between two questions to Slurm about the same job
 _SIZES_SHOWN = 8
 
 
@@ -43,11 +45,48 @@ def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
         The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
         "unreadable" if the events cannot be read.
     """
+    return _corrected(job, _of_events(job, reader or StatusReader(job.folder)))
+
+
+class JobFollower:
+    """Tells a job's status again and again. Slurm is asked when the events tell of another state, or every few seconds.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+        self._reader = StatusReader(job.folder)
+        self._told = self._corrected = JobStatus()  # by the events, and with Slurm's answer
+        self._asked_s = float("-inf")
+
+    def status(self) -> JobStatus:
+        told = _of_events(self._job, self._reader)
+        is_old = time.monotonic() - self._asked_s >= _SLURM_POLL_S
+        if is_old or told.state != self._told.state or self._job.cluster != "slurm":
+            self._told, self._asked_s = told, time.monotonic()
+            self._corrected = _corrected(self._job, told)
+            return self._corrected
+        last = self._corrected
+        return replace(told, state=last.state, reason=last.reason, stop=last.stop)
+
+
+def _of_events(job: KnownJob, reader: StatusReader) -> JobStatus:
+    """The status by the events and the steps of the nodes."""
     try:
-        status = (reader or StatusReader(job.folder)).status()
+        status = reader.status()
     except OSError as error:
         return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
-    if status.state in OUTCOMES:
+    steps = NodeSteps.read(job.folder, status.attempt) if status.state == "training" else None
+    if steps is None:
+        return status
+    return replace(status, step=max(status.step, steps.step), node_steps=steps.nodes)
+
+
+def _corrected(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status with what the job's process, Slurm, and requests in its folder say."""
+    if status.state in (*OUTCOMES, "unreadable"):
         return status
     request = StopRequest.read(job.folder)
     if request is not None:
@@ -72,11 +111,10 @@ def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStat
     Returns:
         The last status, and the exit code of the job's outcome; 1 for a job that is lost or cannot be read.
     """
-    reader = StatusReader(job.folder)
-    wait_s = _LOCAL_POLL_S if job.cluster == "local" else _SLURM_POLL_S
-    while (status := status_now(job, reader)).state not in (*OUTCOMES, "lost", "unreadable"):
+    follower = JobFollower(job)
+    while (status := follower.status()).state not in (*OUTCOMES, "lost", "unreadable"):
         show(status)
-        time.sleep(wait_s)
+        time.sleep(_WAIT_POLL_S)
     return status, EXIT_CODES.get(status.state, 1)
 
 

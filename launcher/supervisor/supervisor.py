@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 FOLDER_TIMEOUT_S = 600.0  # for writing the result at the job's end
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
+PUBLISH_S = 2.0
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
@@ -165,6 +166,7 @@ class Supervisor:
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
         self._spawn(self._report_progress())
+        self._spawn(self._publish_steps())
         job = job_facts(
             self._spec,
             self._job_dir,
@@ -291,6 +293,17 @@ class Supervisor:
             progress = self._links.heartbeats.progress()
             if progress is not None:
                 self._inbox.put_nowait(progress)
+
+    async def _publish_steps(self) -> None:
+        """Write the nodes' steps for people who watch. A file system that hangs holds up only this task."""
+        published = None
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            steps = self._links.heartbeats.steps()
+            if steps is not None and steps != published:
+                published = steps
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(steps.write, self._job_dir)
 
     # The end.
 
