@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import JobName, Json
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 
 def wait(job: JobName, as_json: Json = False) -> None:
@@ -76,7 +76,8 @@ def stop(
 
     at_s = None if after is None else time.time() + _seconds(after)
     found = find_job(job)
-    message = stop_job(found, at_step, at_s)
+    with WaitLine("asking Slurm"):
+        message = stop_job(found, at_step, at_s)
     if as_json:
         return print_json({"job_id": found.job_id, "at_step": at_step, "at_s": at_s, "message": message})
     return typer.echo(message)
@@ -88,7 +89,8 @@ def cancel(job: JobName, as_json: Json = False) -> None:
     from launcher.submission.job_control import cancel_job
 
     found = find_job(job)
-    message = cancel_job(found)
+    with WaitLine(f"waiting for the end of job {found.job_id}"):
+        message = cancel_job(found)
     if as_json:
         return print_json({"job_id": found.job_id, "message": message})
     return typer.echo(message)

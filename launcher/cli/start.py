@@ -12,7 +12,7 @@ import typer
 from launcher.cli.completion import clusters
 from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
@@ -94,7 +94,8 @@ def submit(
     from launcher.executor import Executor
 
     options = {"slurm_flags": flags} if cluster == "slurm" else {}
-    submitted = Executor(folder, cluster=cluster, **options).submit(spec)
+    with WaitLine("submitting"):
+        submitted = Executor(folder, cluster=cluster, **options).submit(spec)
     if as_json:
         return print_json({"job_id": submitted.job_id, "folder": str(submitted.paths.folder)})
     typer.echo(f"submitted job {submitted.job_id}: {_size(spec)}, folder {submitted.paths.folder}")
@@ -147,7 +148,9 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
         option = "--test-only" if ask else "--dry-run"
         raise UsageError(f"{option}: got --cluster {cluster}, expected slurm; only there is a script")
     if ask:
-        return typer.echo(sbatch_test(spec, folder, flags))
+        with WaitLine("asking Slurm"):
+            answer = sbatch_test(spec, folder, flags)
+        return typer.echo(answer)
     script, command = sbatch_script(spec, folder, flags)
     typer.echo(script.rstrip("\n"))
     return typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)

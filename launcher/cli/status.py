@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from launcher.cli.completion import job_ids, states
 from launcher.cli.options import JOB_HELP, Json
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.history.status import JobStatus
@@ -94,7 +95,8 @@ def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:
         raise UsageError(f"--state: got {state!r}, expected one of {', '.join(STATES)}")
     jobs = listed_jobs()[::-1]
     most = (0 if as_json else _LISTED) if limit is None else limit
-    listed, has_more = _chosen(jobs, state, most)
+    with WaitLine("reading the states", shows_by_itself=False) as line:
+        listed, has_more = _chosen(jobs, state, most, line)
     if as_json:
         return print_json([{**job.to_mapping(), "state": now.state, "step": now.step} for job, now in listed])
     if not jobs:
@@ -114,11 +116,17 @@ def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:
     return None
 
 
-def _chosen(jobs: list[KnownJob], state: str | None, most: int) -> tuple[list[tuple[KnownJob, JobStatus]], bool]:
+def _chosen(
+    jobs: list[KnownJob], state: str | None, most: int, line: WaitLine
+) -> tuple[list[tuple[KnownJob, JobStatus]], bool]:
     """The first `most` jobs in a state, and whether there may be more."""
     from launcher.submission.job_control import status_now
 
-    with_states = ((job, status_now(job)) for job in jobs)
-    chosen = (each for each in with_states if state is None or each[1].state == state)
+    def with_states() -> Iterator[tuple[KnownJob, JobStatus]]:
+        for count, job in enumerate(jobs):
+            line.show(f"{count} of {len(jobs)} jobs")
+            yield job, status_now(job)
+
+    chosen = (each for each in with_states() if state is None or each[1].state == state)
     listed = list(itertools.islice(chosen, most or None))
     return listed, bool(most) and next(chosen, None) is not None

@@ -82,7 +82,8 @@ def fault_line(recovery: Recovery, now_s: float) -> tuple[str, bool]:
         return f"{head}no attempt since, for {since}, at step {recovery.step_lost}", False
     if recovery.next_step_s is None:
         return f"{head}{recovery.rung}, under way for {since}, at step {recovery.step_lost}", False
-    steps = f"step {recovery.step_lost} to {recovery.step_resumed or 0}"
+    resumed = recovery.step_resumed or 0
+    steps = f"step {recovery.step_lost} to {resumed}" if recovery.step_lost != resumed else f"at step {resumed}"
     source = f" from {recovery.restored_from}" if recovery.step_resumed else ""
     return f"{head}{recovery.rung}, {recovery.next_step_s:.1f} s, {steps}{source}", True
 

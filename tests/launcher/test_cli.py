@@ -337,6 +337,8 @@ def test_tab_completes_jobs_and_values(job: KnownJob, home: Path) -> None:
     assert completed("holdfast logs 7 --attempt ") == ["newest", "0", "1"]
     assert completed("holdfast status --state d") == ["done"]
     assert completed("holdfast submit --cluster ") == ["slurm", "local"]
+    assert completed("holdfast node check --level ") == ["prolog", "quick", "deep"]
+    assert "zombies" in completed("holdfast node check --only zom")
     assert completed("holdfast logs nosuch --node ") == [], "an error completes nothing"
 
 
