@@ -1,7 +1,8 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
-    cli/           the `holdfast` command; progress.py is its live view
-    executor       submitit's executor
+    cli/           the `holdfast` command; progress.py follows `run`, waiting.py `wait`
+    screen/        the screens of `status --watch` and `top`
+    executor       submitit's executor; job.py: the job that it returns
     submission/    submits a job to Slurm or to the local cluster, or runs it inside an existing Slurm job
     supervisor/    drives the decision core: one per job
     core/          decides: state and input in, state and commands out

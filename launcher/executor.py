@@ -27,6 +27,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from launcher import gpus, run_liveness
 from launcher.boosters import check_boosters
 from launcher.errors import UsageError
+from launcher.job import LocalJob, SlurmJob
 from launcher.jobfile import JobSpec
 from launcher.module_names import check_modules
 from launcher.registry import KnownJob, remember
@@ -39,6 +40,7 @@ from slurm.command import run
 _STAT_S = 30.0
 _log = logging.getLogger(__name__)
 _EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
+_JOBS = {"slurm": SlurmJob, "local": LocalJob}
 # update_parameters() names that describe the job itself -> the job file's names.
 _JOB_PARAMETERS = {
     "name": "name",
@@ -135,6 +137,7 @@ class Executor(submitit.AutoExecutor):
         folder = _with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))
         self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
+        self._executor.job_class = _JOBS[self.cluster]
         self._deprecated_args: dict[str, str] = {}
         self._job_parameters: dict[str, Any] = {}
         BaseExecutor.__init__(self, self._executor.folder, self._executor.parameters)

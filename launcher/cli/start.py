@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.completion import clusters
 from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
@@ -24,12 +25,16 @@ def run(
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
     folder: Folder = "runs/%j",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the events without the lines of rank 0.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Run a job on the local cluster and follow it to its end.
+    """Run a job on the local cluster and follow it to its end: its events, and what rank 0 prints.
 
     Nodes are groups of processes on this machine. Ctrl-C cancels the job. Words after -- replace the job file's args:
 
         holdfast run job.yaml -N 2 -- --steps 10
+
+    With --json each event is a JSON object on one line; the first has the job's id and folder.
 
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
@@ -46,13 +51,13 @@ def run(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
         spares=spec.spares,
     )  # fmt: skip
-    raise typer.Exit(follow(job, console_on(sys.stdout)))
+    raise typer.Exit(follow(job, console_on(sys.stdout), shows_output=not quiet, as_json=as_json))
 
 
 def submit(
     context: typer.Context,
     job_file: JobFile,
-    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME")] = "slurm",
+    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME", autocompletion=clusters)] = "slurm",
     nodes: Nodes = None,
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
@@ -85,11 +90,14 @@ def submit(
     from launcher.executor import Executor
 
     options = {"slurm_flags": flags} if cluster == "slurm" else {}
-    submitted = Executor(folder, cluster=cluster, **options).submit(spec)
+    with WaitLine("submitting"):
+        submitted = Executor(folder, cluster=cluster, **options).submit(spec)
     if as_json:
         return print_json({"job_id": submitted.job_id, "folder": str(submitted.paths.folder)})
     typer.echo(f"submitted job {submitted.job_id}: {_size(spec)}, folder {submitted.paths.folder}")
-    return None
+    return typer.echo(
+        f"watch it: holdfast status {submitted.job_id} --watch; its output: holdfast logs {submitted.job_id} -f"
+    )
 
 
 def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
@@ -138,7 +146,9 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
         option = "--test-only" if ask else "--dry-run"
         raise UsageError(f"{option}: got --cluster {cluster}, expected slurm; only there is a script")
     if ask:
-        return typer.echo(sbatch_test(spec, folder, flags))
+        with WaitLine("asking Slurm"):
+            answer = sbatch_test(spec, folder, flags)
+        return typer.echo(answer)
     script, command = sbatch_script(spec, folder, flags)
     typer.echo(script.rstrip("\n"))
     return typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)

@@ -38,11 +38,11 @@ def _kind(meaning: str, required: str = "", **fields: FieldType) -> EventKind:
     return EventKind(meaning, fields, tuple(required.split()))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
@@ -50,8 +50,8 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-NUMBER = FieldType("number", _is_number)
-COUNT = FieldType("whole number", _is_count)
+NUMBER = FieldType("number", is_number)
+COUNT = FieldType("whole number", is_count)
 TEXT = FieldType("text", lambda value: isinstance(value, str))
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 NAMES = FieldType("list of names", _are_names)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
-from launcher.history.events import read_events
-from launcher.history.status import JobStatus, status_of
+from launcher.history.status import JobStatus
+from launcher.history.steps import NodeSteps
+from launcher.history.stored import StatusReader
+from launcher.outcome import EXIT_CODES
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -27,20 +29,64 @@ if TYPE_CHECKING:
 OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
+_WAIT_POLL_S = 0.5
+_SLURM_POLL_S = 5.0  # between two questions to Slurm about the same job
 _SIZES_SHOWN = 8
 
 
-def status_now(job: KnownJob) -> JobStatus:
+def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
     """The job's status from its events, corrected by the state of its process or of its Slurm job.
 
-    The state is "lost" if the supervisor was killed, and so has written no last event. It is "unreadable" if the events
-    cannot be read.
+    Args:
+        job: the job.
+        reader: reads its events; None for a new one. One that is kept reads only new events.
+
+    Returns:
+        The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
+        "unreadable" if the events cannot be read.
     """
+    return _corrected(job, _of_events(job, reader or StatusReader(job.folder)))
+
+
+class JobFollower:
+    """Tells a job's status again and again. Slurm is asked when the events tell of another state, or every few seconds.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+        self._reader = StatusReader(job.folder)
+        self._told = self._corrected = JobStatus()  # by the events, and with Slurm's answer
+        self._asked_s = float("-inf")
+
+    def status(self) -> JobStatus:
+        told = _of_events(self._job, self._reader)
+        is_old = time.monotonic() - self._asked_s >= _SLURM_POLL_S
+        if is_old or told.state != self._told.state or self._job.cluster != "slurm":
+            self._told, self._asked_s = told, time.monotonic()
+            self._corrected = _corrected(self._job, told)
+            return self._corrected
+        last = self._corrected
+        return replace(told, state=last.state, reason=last.reason, stop=last.stop)
+
+
+def _of_events(job: KnownJob, reader: StatusReader) -> JobStatus:
+    """The status by the events and the steps of the nodes."""
     try:
-        status = status_of(read_events(job.folder / "events.jsonl"))
+        status = reader.status()
     except OSError as error:
         return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
-    if status.state in OUTCOMES:
+    steps = NodeSteps.read(job.folder, status.attempt) if status.state == "training" else None
+    if steps is None:
+        return status
+    return replace(status, step=max(status.step, steps.step), node_steps=steps.nodes)
+
+
+def _corrected(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status with what the job's process, Slurm, and requests in its folder say."""
+    if status.state in (*OUTCOMES, "unreadable"):
         return status
     request = StopRequest.read(job.folder)
     if request is not None:
@@ -53,6 +99,23 @@ def status_now(job: KnownJob) -> JobStatus:
     if process is not None and not process.alive():
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
+
+
+def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStatus, int]:
+    """Wait for a job's end. A job that is requeued has not ended.
+
+    Args:
+        job: the job.
+        show: called with the status now and then.
+
+    Returns:
+        The last status, and the exit code of the job's outcome; 1 for a job that is lost or cannot be read.
+    """
+    follower = JobFollower(job)
+    while (status := follower.status()).state not in (*OUTCOMES, "lost", "unreadable"):
+        show(status)
+        time.sleep(_WAIT_POLL_S)
+    return status, EXIT_CODES.get(status.state, 1)
 
 
 def cancel_job(job: KnownJob) -> str:

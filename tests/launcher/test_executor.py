@@ -486,7 +486,13 @@ def test_a_local_job_gives_its_outcome_and_its_output(home: Path) -> None:
     job = executor.submit(Torchrun("train.py"))
     assert job.state == "RUNNING"
     assert job.result()["name"] == "done"
-    assert job.state == "FINISHED" and "job_end" in (job.stdout() or "")
+    assert job.state == "FINISHED" and job.stdout() == "rank 0\n"
+    assert sorted(job.logs(rank=None).splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+    assert "job_end" in job.logs(supervisor=True)
+    assert (job.status().state, job.status().nodes) == ("done", ("node0",))
+    assert job.stop() == f"job {job.job_id} has ended already (done)"
+    with pytest.raises(LauncherError, match="submit it again with -N 2"):
+        job.scale(2)
     assert (job.paths.folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
     assert json.loads((job.paths.folder / "job.json").read_text())["workers_per_node"] == 2
 

@@ -15,7 +15,7 @@ from launcher.log_text import log_line
 from launcher.supervisor_process import Process
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\n[/red][bold]"
-RECORDS = ("events.jsonl", "job.json", "result.json", "process.json", "log/supervisor.log")
+RECORDS = ("events.jsonl", "fold.json", "job.json", "result.json", "process.json", "log/supervisor.log")
 DEEP = '{"a":' * 100_000
 
 
@@ -114,6 +114,18 @@ def test_a_strangers_job_is_not_ended(runs: Path, capsys: pytest.CaptureFixture[
 def test_a_note_that_names_no_process_interrupts_none(note: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text(json.dumps({"start_ticks": 1, "host": "h"} | note))
     assert Process.read(tmp_path) is None
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("words", [["wait"], ["status", "--watch"]], ids=["wait", "watch"])
+def test_the_end_of_a_job_is_told_without_control_characters(
+    words: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = {"time": 102.0, "event": "job_end", "outcome": "done", "reason": ESCAPES}
+    (runs / "good" / "events.jsonl").write_text(start() + json.dumps(end) + "\n")
+    assert main([*words, "good"]) == 0
+    out = capsys.readouterr().out
+    assert "done" in out and "\x1b" not in out and "\u202e" not in out
 
 
 # logs
