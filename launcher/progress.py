@@ -176,7 +176,8 @@ class _View:
         self.say(f"job {self._job.job_id}: {size}, folder {self._job.folder}")
 
     def _show(self, event: Event) -> None:
-        if event.get("event") not in _UNSAID:
+        is_usual = event.get("event") == "restore" and event.get("step") and not event.get("skipped")
+        if event.get("event") not in _UNSAID and not is_usual:  # the load follows, or a line begins
             self._console.print(Escaped(event_line(event)), soft_wrap=True)
 
     def _show_output(self, lines: list[str]) -> None:

@@ -12,7 +12,7 @@ own_folder the folder of a namespace, held open while it is written to
 claim      the file that names the live run that writes to a namespace
 retention  which steps may be removed
 quarantine the names of damaged steps that are set aside, and the reasons
-rollback   quarantines newer steps after a script has gone back to an older one
+last_seen  what this user remembers of a shared directory, to notice that its file system is not mounted
 copying    copies one step to another tier
 lookup     the tiers that a path or URL on a command line names
 throttle, parallel   limits of the rate and of the number of parallel calls

@@ -16,6 +16,7 @@ from ckpt.format.atomic_files import dump_json
 
 CLAIM = "owner.json"
 MAX_BYTES = 65536
+_SINCE_0_3 = ("name", "script")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Claim:
     process: str = ""
     beat: int = 0
     released: bool = False  # the run has ended normally
+    name: str = ""  # the job's name, to which the namespace belongs; "" without a launcher
+    script: str = ""  # its script
 
     def to_bytes(self) -> bytes:
         return dump_json(asdict(self))
@@ -42,6 +45,17 @@ class Claim:
     def yields_to(self, other: Claim) -> bool:
         """Whether `other` may take the namespace at once: it is the same run's later attempt, or this run has ended."""
         return self.released or (self.run_id == other.run_id and self.attempt <= other.attempt)
+
+    def why_not_for(self, other: Claim) -> str | None:
+        """Why `other` may not have the namespace, even after this run's end: it is of a job of another name."""
+        if not self.name or not other.name or self.name == other.name:
+            return None
+        way_out = f"choose another `checkpoint.namespace`, or set `name: {self.name:.200}` to go on with its steps"
+        return f"belongs to {self._job} (user {self.user:.40}), and this is {other._job}; {way_out}"
+
+    @property
+    def _job(self) -> str:
+        return f"job {self.name!r:.200}" + (f" of script {self.script:.400}" if self.script else "")
 
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else f"run {self.run_id}"
@@ -57,8 +71,9 @@ def parse_claim(data: bytes, where: str) -> Claim:
     """
     try:
         value = json.loads(data[:MAX_BYTES])
-        claim = Claim(**{field.name: value[field.name] for field in fields(Claim)})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        optional = {name: value.get(name, "") for name in _SINCE_0_3}
+        claim = Claim(**{field.name: {**value, **optional}[field.name] for field in fields(Claim)})
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(f"{where}: cannot be read ({type(error).__name__}: {error}); remove it") from None
     kinds = {"str": str, "int": int, "float": float, "bool": bool}
     for field in fields(Claim):

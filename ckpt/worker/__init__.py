@@ -5,6 +5,7 @@ save/       copies live state to a slot
 load/       fills live state from a saved step
 standalone/ agents that the script starts itself, without a launcher
 dcp         a storage writer and a storage reader for torch.distributed.checkpoint
+descent     the line of descent that the saves continue
 boundaries  the steps that are saved, and the step boundary at which all ranks stop
 tensors     the kinds of tensors and arrays, and the layout of their bytes in memory
 placement   the boxes of a tensor that this rank holds (pieces, in a save), and the ranks that hold the others

@@ -46,6 +46,10 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
+def _is_step(value: Any) -> bool:
+    return isinstance(value, dict) and is_count(value.get("step")) and isinstance(value.get("reason"), str)
+
+
 def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -55,6 +59,7 @@ COUNT = FieldType("whole number", is_count)
 TEXT = FieldType("text", lambda value: isinstance(value, str))
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 NAMES = FieldType("list of names", _are_names)
+STEPS = FieldType("list of steps with reasons", lambda value: isinstance(value, list) and all(map(_is_step, value)))
 SOME_NAMES = FieldType("list of names, not empty", lambda value: _are_names(value) and bool(value))
 
 COMMON: Mapping[str, FieldType] = {
@@ -97,7 +102,23 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "workers_started": _kind("The workers run on all nodes.", "seconds"),
     "own_checkpoint": _kind("A new checkpoint file of the script itself.", "file modified", file=TEXT, modified=NUMBER),
-    "restore": _kind("The step from which the attempt continues.", "step tier", tier=TEXT),
+    "restore": _kind(
+        "The newest step that the attempt can continue from, ready in memory. `skipped`: newer steps that were passed "
+        "over. `left`: what else the namespace holds.",
+        "step tier",
+        tier=TEXT, namespace=TEXT, skipped=STEPS, left=NAMES,
+    ),
+    "loaded": _kind(
+        "The script has loaded a step. `newest`: the newest one of the namespace.",
+        "step",
+        tier=TEXT, namespace=TEXT, newest=COUNT,
+    ),
+    "line": _kind(
+        "The first save of a line that does not continue the newest step. `origin`: the step that it continues.",
+        "step",
+        origin=COUNT, newest=COUNT, line=TEXT,
+    ),
+    "finishing": _kind("Training has ended, and its newest step is written to these tiers.", "step", tiers=NAMES),
     "rebuilt": _kind(
         "A rank's state was rebuilt on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
     ),

@@ -108,8 +108,29 @@ def describe(event: Event) -> str:
         case "attempt_start":
             return f"attempt {event.get('attempt')} ({event.get('rung')}) on {' '.join(event.get('nodes') or ())}"
         case "restore":
-            tier = event.get("tier")
-            return f"restored step {step} from {tier}{taking}" if step else "nothing to restore, starting at step 0"
+            passed = "".join(
+                f"; step {each['step']} is passed over: {' '.join(each['reason'].split())}"
+                for each in event.get("skipped") or ()
+            )
+            if not step:
+                left = "".join(f"; stays aside: {name}" for name in event.get("left") or ())
+                return f"nothing to restore, starting at step 0{passed}{left}"
+            return f"newest step to restore: {step}{_of(event)}, from {event.get('tier')}{taking}{passed}"
+        case "loaded":
+            newest = event.get("newest")
+            older = (
+                f"; newer steps up to {newest} are not loaded"
+                if isinstance(newest, int) and newest > (step or 0)
+                else ""
+            )
+            return f"restored step {step}{_of(event)} from {event.get('tier')}{taking}{older}"
+        case "line":
+            origin, newest = event.get("origin"), event.get("newest")
+            what = "begins anew, without a load" if origin is None else f"continues from step {origin}"
+            there = f"; the newest step of the namespace is {newest}" if newest is not None else ""
+            return f"a new line of steps {what}{there}; `holdfast ckpt ls` shows what stays aside"
+        case "finishing":
+            return f"writing step {step} to {', '.join(event.get('tiers') or ())} before the end"
         case "rebuilt":
             return f"rank {event.get('rank')}'s state on {node} rebuilt from {event.get('from_node')}{taking}"
         case "workers_started":
@@ -170,6 +191,10 @@ def describe(event: Event) -> str:
             return f"{other}{f' on {node}' if node else ''}{at_step}{because}"
 
 
+def _of(event: Event) -> str:
+    return f" of namespace {event['namespace']}" if event.get("namespace") else ""
+
+
 def state_style(state: str) -> str:
     """The colour of a state."""
     if state in _FAILED:
@@ -190,7 +215,9 @@ def event_style(event: Event) -> str:
         "problem": "yellow",
         "agents_lost": "yellow",
         "agents_back": "cyan",
-        "restore": "cyan",
+        "restore": "yellow" if event.get("skipped") or (not event.get("step") and event.get("left")) else "cyan",
+        "loaded": "cyan",
+        "line": "yellow",
         "rebuilt": "cyan",
         "first_step": "green",
     }.get(str(kind), "default")

@@ -18,6 +18,8 @@ from ckpt.errors import CheckpointError
 from ckpt.format.manifest import merge
 from ckpt.format.shard_record import SaveId
 from ckpt.sections import TierSection
+from ckpt.tiers.last_seen import remember
+from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.tier import Tier
 
 
@@ -164,12 +166,14 @@ class FlushLeader(Part):
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""
-        await in_time(self._deadlines.flush_s, tier.prepare)
+        self._lease.recognise(name, await in_time(self._deadlines.flush_s, tier.prepare))
         await in_time(self._deadlines.flush_s, tier.begin, save)
         answers = await self._context.call_training("flush_write", tier=name, save=save)
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
+        if isinstance(tier, SharedTier) and name not in self._reached:
+            await in_thread(remember, tier.folder, save.step)
 
     async def _write_locally(self, name: str, save: SaveId) -> None:
         """All nodes write, then all commit. So no node commits a step that another could not write."""

@@ -39,11 +39,13 @@ class Lease:
         self._claim = Claim(
             run_id=place.run_id, attempt=place.attempt, nonce=secrets.token_hex(8), user=_user(), host=place.node,
             job=place.job, since_s=time.time(), process=identity_of(place.run_pid) if place.run_pid else "",
+            name=place.owner.name, script=place.owner.script,
         )  # fmt: skip
         self._taken = asyncio.Event()
         self._held: set[str] = set()  # tiers with this run's claim
         self._lost: dict[str, str] = {}  # tiers that another run has taken, with the reason to stay away
         self._refused: dict[str, str] = {}  # tiers whose namespace may not be used, with the reason
+        self._made_s: dict[str, float] = {}  # when a tier's folder was made, as it was claimed
         self._silent: set[str] = set()  # tiers that did not answer last time, which is logged once
 
     async def take(self) -> None:
@@ -76,10 +78,31 @@ class Lease:
         if reason is not None:
             raise AgentError(reason)
 
+    def recognise(self, name: str, made_s: float) -> None:
+        """Checks that a tier's folder is still the claimed one.
+
+        Raises:
+            AgentError: it was made earlier than the claimed one: another file system was mounted over it, with steps
+                of its own.
+        """
+        claimed_s = self._made_s.setdefault(name, made_s)
+        if made_s < claimed_s:
+            self._lost[name] = (
+                f"another folder has come to {self._tiers[name].where}, made before the one that this run has used. "
+                "Was its file system mounted meanwhile? Start the job again to continue its steps"
+            )
+            self._listener.problem(f"nothing goes to the {name} tier any more", self._lost[name])
+            raise AgentError(self._lost[name])
+        if made_s > claimed_s:
+            self._made_s[name] = made_s
+            self._listener.problem(f"the folder of the {name} tier was made again", "it was removed, or is not mounted")
+
     async def _take(self, name: str, tier: Tier) -> None:
         try:
-            await in_time(self._deadlines.answer_s, tier.prepare)
+            self._made_s[name] = await in_time(self._deadlines.answer_s, tier.prepare)
             found = await in_time(self._deadlines.answer_s, tier.read_claim)
+            if found is not None and (why := found.why_not_for(self._claim)) is not None:
+                raise NamespaceInUse(f"namespace {self._namespace} in the {name} tier {why}")
             if found is not None and not found.yields_to(self._claim):
                 await self._outlive(name, tier, found)
             await in_time(self._deadlines.answer_s, tier.write_claim, self._claim)
@@ -135,7 +158,7 @@ class Lease:
             return
         try:
             if name not in self._held:
-                await in_time(self._deadlines.answer_s, tier.prepare)
+                self.recognise(name, await in_time(self._deadlines.answer_s, tier.prepare))
             found = await self._found(name, tier)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
                 self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"

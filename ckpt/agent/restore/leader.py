@@ -23,11 +23,13 @@ from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
-from ckpt.agent.storage_calls import in_time
+from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name, newest_first
+from ckpt.tiers.last_seen import why_absent
+from ckpt.tiers.posix import SharedTier
 
 _MEMORY = "memory"
 _MOST_REASONS = 5  # in one message
@@ -122,7 +124,7 @@ class RestoreLeader(Part):
             plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
                 return self._in_descent(plan, saves)
-        self._refuse_to_start_anew(saves)
+        await self._refuse_to_start_anew(saves)
         return self._in_descent(Plan(skipped=tuple(self._skipped)), saves)
 
     def _candidates(self, saves: list[SaveId]) -> Iterator[SaveId]:
@@ -143,13 +145,21 @@ class RestoreLeader(Part):
             if line in begun:
                 return
 
-    def _refuse_to_start_anew(self, saves: list[SaveId]) -> None:
+    async def _refuse_an_absent_disk(self) -> None:
+        """Raises AgentError if the shared directory is empty because its file system is not mounted."""
+        tier = self._context.tiers.get("shared")
+        if isinstance(tier, SharedTier) and (why := await in_thread(why_absent, tier.folder)):
+            way_out = "Mount it, or set `checkpoint: {start_fresh: true}` to begin at step 0"
+            raise NoneRestorable(f"namespace {self._config.namespace}: {why}. {way_out}")
+
+    async def _refuse_to_start_anew(self, saves: list[SaveId]) -> None:
         """Raises AgentError if lower tiers have steps of this namespace, but none that can be restored."""
         if unread := [*self._contents.unreadable, *self._unread.values()]:
             raise AgentError(f"no memory holds a complete step, and {'; '.join(unread)}")
         stored = {save.step for name, held in self._contents.held.items() for save in held}
         lost = {one.step: one.reason for one in self._contents.lost}
         if not stored and not lost:
+            await self._refuse_an_absent_disk()
             return
         reasons = {**lost, **{step: reason for step, reason in self._skipped if step in stored}}
         each = "; ".join(
