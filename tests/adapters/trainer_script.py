@@ -11,7 +11,8 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 from transformers.trainer_callback import ExportableState
 from witness import OUT, UNDER_HOLDFAST, WORLD_SIZE, digest, end, saw
 
-MICRO_BATCH, GLOBAL_BATCH, SAMPLES = 4, 16, 100  # the epoch's last step is not full
+MICRO_BATCH, GLOBAL_BATCH = 4, 16
+SAMPLES = int(os.environ.get("SAMPLES", 100))  # by default the last step of an epoch is not full
 
 
 class Model(nn.Module):
