@@ -23,6 +23,7 @@ from typing import Any
 
 import lightning.pytorch
 import torch
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -181,8 +182,20 @@ class _Fit:
             self._saved = values
 
         self._ckpt.load(self._everything(Values(lambda: {}, put)))
-        assert self._saved is not None
-        return dict(self._saved["checkpoint"])
+        assert (saved := self._saved) is not None
+        world, passes = self.trainer.world_size, self.trainer.accumulate_grad_batches
+        if world * passes != saved["world_size"] * saved["accumulation"]:
+            raise ConfigError(
+                f"Trainer: {world} ranks * accumulate_grad_batches {passes} is {world * passes}, expected "
+                f"{saved['world_size'] * saved['accumulation']}, as in the checkpoint; set accumulate_grad_batches, so "
+                "that the global batch stays the same"
+            )
+        # Lightning counts the batches of one rank
+        progress = saved["checkpoint"]["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["current"], progress["total"]):
+            counts |= {name: count * passes // saved["accumulation"] for name, count in counts.items()}
+        saved["batches"] = saved["batches"] * passes // saved["accumulation"]
+        return dict(saved["checkpoint"])
 
     def _restart(self) -> None:
         """Lightning takes the end of an epoch for no restart: it would forget the loader's state."""
@@ -201,6 +214,8 @@ class _Fit:
         done = 0
         if self._saved is not None:
             done = self._saved["batches"]
+            # Lightning does so later, when processes that read ahead have begun with the order of epoch 0
+            _set_sampler_epoch(loader, self.trainer.fit_loop.epoch_progress.current.processed)
             rng = RngState.of(self._saved["rng"])
             (RngState.of(self._saved["epoch_rng"]) if done else rng).restore()
             self._rng = rng if done else None
@@ -208,7 +223,9 @@ class _Fit:
         if has_position or isinstance(batches, _ResumedBatches):
             return
         reads_here = getattr(loader, "num_workers", 0) == 0
-        resumed = _ResumedBatches(batches, done, self.restore_rng if reads_here else lambda: None)
+        resumed = _ResumedBatches(
+            batches, lambda: 0 if self._has_begun else done, self.restore_rng if reads_here else lambda: None
+        )
         object.__setattr__(loader, "batch_sampler", resumed)  # DataLoader itself refuses another one
         if done:  # of Lightning, which knows nothing of the batches that are skipped
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
@@ -288,6 +305,8 @@ class _Fit:
         return {
             "checkpoint": checkpoint,
             "batches": batches,
+            "world_size": trainer.world_size,
+            "accumulation": trainer.accumulate_grad_batches,
             "rng": RngState.now().values(),
             "epoch_rng": self._epoch_rng.values() if self._epoch_rng and batches else None,
             "logged": {
@@ -308,18 +327,20 @@ class _Fit:
 
 
 class _ResumedBatches(torch.utils.data.BatchSampler):
-    """A batch sampler whose first iteration begins later."""
+    """A batch sampler whose iterations begin later until the first batch is used. Lightning makes more than one."""
 
-    def __init__(self, batches: Any, skipped: int, before_first: Callable[[], None]) -> None:
+    def __init__(self, batches: Any, skipped: Callable[[], int], before_first: Callable[[], None]) -> None:
         self._batches = batches
         self._skipped = skipped
         self._before_first = before_first
 
     def __iter__(self) -> Iterator[Any]:
+        return self._begin_at(self._skipped())
+
+    def _begin_at(self, number: int) -> Iterator[Any]:
         batches = iter(self._batches)
-        for _ in range(self._skipped):
+        for _ in range(number):
             next(batches)
-        self._skipped = 0
         self._before_first()
         yield from batches
 

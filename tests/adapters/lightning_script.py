@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
-from witness import OUT, RANK, UNDER_HOLDFAST, digest, end, saw
+from witness import OUT, RANK, UNDER_HOLDFAST, WORLD_SIZE, digest, end, saw
 
 FSDP = "FSDP" in os.environ
 
@@ -85,10 +85,11 @@ def main() -> None:
     strategy: Any = L.strategies.DDPStrategy(find_unused_parameters=True)
     if FSDP:
         strategy = L.strategies.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    passes = 4 // WORLD_SIZE
     best = ModelCheckpoint(OUT / "best", monitor="val", save_weights_only=True)
     early = EarlyStopping("val", patience=9)
     arguments: dict[str, Any] = {
-        "accelerator": "cpu", "strategy": strategy, "max_epochs": 5, "accumulate_grad_batches": 2, "val_check_interval": 6,
+        "accelerator": "cpu", "strategy": strategy, "max_epochs": 5, "accumulate_grad_batches": passes, "val_check_interval": 3 * passes,
         "callbacks": [early] if FSDP else [best, early], "logger": Lines(), "log_every_n_steps": 2,
         "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": not FSDP,
     }  # fmt: skip
@@ -98,9 +99,9 @@ def main() -> None:
 
         trainer = Trainer(**arguments)
     else:
-        trainer = L.Trainer(**arguments, devices=2)
-    workers = int(os.environ.get("WORKERS", 0))
-    train = DataLoader(Data(100), 4, shuffle=True, collate_fn=masked, num_workers=workers)
+        trainer = L.Trainer(**arguments, devices=WORLD_SIZE)
+    samples, workers = int(os.environ.get("SAMPLES", 100)), int(os.environ.get("WORKERS", 0))
+    train = DataLoader(Data(samples), 4, shuffle=True, collate_fn=None if workers else masked, num_workers=workers)
     trainer.fit(module, train, DataLoader(Data(8), 4))
     logged = {}
     for line in (OUT / f"lines-{RANK}").read_text().splitlines() if RANK == 0 else ():
