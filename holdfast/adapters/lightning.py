@@ -79,7 +79,7 @@ class Trainer(lightning.pytorch.Trainer):
         tried = isinstance(strategy, (DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy))
         if not tried or isinstance(strategy, DeepSpeedStrategy):
             raise ConfigError(
-                f"Trainer: strategy: got a {type(strategy).__name__}, expected DDPStrategy ('ddp') or "
+                f"Trainer: strategy: got {type(strategy).__name__}, expected DDPStrategy ('ddp') or "
                 "ModelParallelStrategy (FSDP2)"
             )
         strategy.__class__ = type(f"Holdfast{type(strategy).__name__}", (_HoldfastStrategy, type(strategy)), {})
@@ -205,7 +205,8 @@ class _Fit:
     def begin_loader(self, loader: Any) -> None:
         """Called before the samples of an epoch are drawn. A DataLoader skips the batches of the epoch that are done."""
         has_position = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        batches = getattr(loader, "batch_sampler", None)
+        is_stream = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
+        batches = None if is_stream else getattr(loader, "batch_sampler", None)
         if not has_position and batches is None:
             raise ConfigError(
                 f"fit(): the training data is a {type(loader).__name__} whose position cannot be saved; use a "

@@ -42,3 +42,13 @@ class RngState(NamedTuple):
         python = values["python"]
         words = tuple(int(word) for word in python["words"])
         return cls((python["version"], words, python["gauss"]), values["numpy"], values["torch"], values["cuda"])
+
+
+class Rng:
+    """The generators of this process as a part of a Checkpointer's state: `state = {..., "rng": Rng()}`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return RngState.now().values()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        RngState.of(values).restore()

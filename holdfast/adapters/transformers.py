@@ -158,7 +158,8 @@ class _HoldfastTrainer(Trainer):
         if self.control.should_training_stop:
             return
         sampler = getattr(loader, "batch_sampler", None)
-        here = type(loader) is DataLoaderShard and sampler is not None and loader.num_workers == 0
+        is_stream = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
+        here = type(loader) is DataLoaderShard and sampler is not None and not is_stream and loader.num_workers == 0
         if saved is not None:
             _begin_epoch(loader, run.epoch)  # transformers reaches no sampler behind the batches that it skips
             if saved["steps_in_epoch"]:

@@ -37,10 +37,15 @@ class Data(torch.utils.data.Dataset):
         return {"ids": index, "x": x, "labels": x.sum(0, keepdim=True)}
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return (Data()[index] for index in range(SAMPLES))
+
+
 def masked(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """As the collator of masked language models, it draws from torch's own generator."""
     batch = {key: torch.stack([torch.as_tensor(sample[key]) for sample in samples]) for key in samples[0]}
-    if "WORKERS" not in os.environ:
+    if not {"WORKERS", "STREAM"} & set(os.environ):
         batch["x"] = batch["x"] * (torch.rand(batch["x"].shape) > 0.1)
     return batch
 
@@ -83,12 +88,12 @@ def main() -> None:
         learning_rate=3e-2, lr_scheduler_type="cosine", warmup_steps=4, num_train_epochs=int(os.environ.get("EPOCHS", 5)),
         logging_steps=3, eval_strategy="no" if fsdp else "epoch", save_strategy="no" if fsdp else "epoch", save_only_model=True,
         load_best_model_at_end=not fsdp, save_total_limit=2, dataloader_num_workers=int(os.environ.get("WORKERS", 0)),
-        ddp_find_unused_parameters=True, include_num_input_tokens_seen="no", eval_on_start=not fsdp, **fsdp,
+        ddp_find_unused_parameters=True, include_num_input_tokens_seen="no", eval_on_start=not fsdp, **fsdp, **({"max_steps": 33} if "STREAM" in os.environ else {}),
     )  # fmt: skip
     counting = Counting(unit=10)
     early = [] if fsdp else [EarlyStoppingCallback(early_stopping_patience=9)]
     trainer = Watched(
-        Model(), arguments, masked, Data(), None if fsdp else torch.utils.data.Subset(Data(), range(8)),
+        Model(), arguments, masked, Stream() if "STREAM" in os.environ else Data(), None if fsdp else torch.utils.data.Subset(Data(), range(8)),
         callbacks=[counting, *early],
     )  # fmt: skip
     if UNDER_HOLDFAST:

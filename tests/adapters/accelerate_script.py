@@ -1,0 +1,75 @@
+"""An accelerate loop as docs/guide/frameworks.md shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from witness import UNDER_HOLDFAST, digest, end, saw
+
+from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
+from holdfast.adapters.rng import Rng
+
+STEPS = 35
+
+
+class Data(Dataset):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
+        return index, x, x.sum(0, keepdim=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    set_seed(1)
+    net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Tanh(), nn.Linear(32, 1))
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 2 * STEPS)
+    model, optimizer, schedule = accelerator.prepare(net, adam, cosine)
+    plan = batch_plan(global_batch=16, max_micro_batch=4)
+    sampler = ElasticSampler(Data(), plan, seed=1)
+    loader = ElasticLoader(DataLoader(Data(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader, "rng": Rng()}
+
+    def train(step: int, ckpt: Checkpointer | None) -> None:
+        for ids, x, y in loader.endless():
+            saw(step, ids)
+            accelerator.gradient_state._set_sync_gradients(loader.ends_step)
+            with accelerator.no_sync(model) if not loader.ends_step else torch.enable_grad():
+                accelerator.backward((model(x) - y).square().mean() / plan.accumulation)
+            if not loader.ends_step:
+                continue
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            step += 1
+            if ckpt and ckpt.should_save(step):
+                ckpt.save(step, state)
+            if (ckpt and ckpt.should_stop(step)) or step == STEPS:
+                break
+
+    if UNDER_HOLDFAST:
+        with Checkpointer.from_env() as ckpt:
+            train(ckpt.load(state) or 0, ckpt)
+    else:
+        train(0, None)
+    end(
+        weights=digest(net.state_dict()),
+        optimizer=digest(adam.state_dict()["state"]),
+        rng=digest(torch.get_rng_state()),
+        schedule=schedule.get_last_lr(),
+        position=loader.state_dict(),
+    )
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
