@@ -71,7 +71,9 @@ def transformers(steps: int, every: int | None) -> float:
         save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(Model(), arguments, train_dataset=Data(4 * steps))
-    trainer.callback_handler.callbacks = [one for one in trainer.callback_handler.callbacks if "Printer" not in str(one)]
+    trainer.callback_handler.callbacks = [
+        one for one in trainer.callback_handler.callbacks if "Printer" not in str(one)
+    ]
     if every is not None:
         holdfast(trainer, checkpointer(every))
     seconds = timed(trainer.train)

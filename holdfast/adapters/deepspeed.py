@@ -21,7 +21,7 @@ import torch.distributed
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from ckpt.errors import ConfigError
-from holdfast.adapters.parts import Values
+from holdfast.adapters.parts import Values, warn_if_untried
 
 __all__ = ["engine_state"]
 
@@ -35,6 +35,7 @@ def engine_state(engine: Any) -> dict[str, Any]:
     Raises:
         ConfigError: the engine does not use ZeRO stage 1 or 2 on the device.
     """
+    warn_if_untried("deepspeed", "0.19")
     optimizer = engine.optimizer
     if not isinstance(optimizer, DeepSpeedZeroOptimizer) or optimizer.cpu_offload:
         raise ConfigError(

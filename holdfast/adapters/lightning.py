@@ -36,7 +36,7 @@ from torchmetrics import Metric
 
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError
-from holdfast.adapters.parts import Values, end_script
+from holdfast.adapters.parts import Values, end_script, warn_if_untried
 from holdfast.adapters.rng import RngState
 
 __all__ = ["Trainer"]
@@ -69,6 +69,7 @@ class Trainer(lightning.pytorch.Trainer):
                 if keys.get(option, "auto") not in ("auto", -1, "-1", int(text)):
                     log.warning("Trainer: %s=%r is replaced by %s, that of the job", option, keys[option], text)
                 keys[option] = int(text)
+        warn_if_untried("lightning", "2.6")
         super().__init__(**keys)
         strategy = self.strategy
         if isinstance(getattr(strategy, "cluster_environment", None), SLURMEnvironment):
@@ -113,7 +114,7 @@ class _HoldfastStrategy(Strategy):
 
     def load_checkpoint(self, path: Any, *args: Any, **keys: Any) -> dict[str, Any]:
         if path != _PATH or self._hf is None:
-            return super().load_checkpoint(path, *args, **keys)  # type: ignore[no-any-return]
+            return super().load_checkpoint(path, *args, **keys)
         return {**self._hf.load(), "state_dict": {}, "optimizer_states": []}
 
     def load_model_state_dict(self, checkpoint: dict[str, Any], strict: bool = True) -> None:
@@ -127,12 +128,12 @@ class _HoldfastStrategy(Strategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         if self._hf is not None and self._hf.dumps:
             return {}
-        return super().lightning_module_state_dict()  # type: ignore[no-any-return]
+        return super().lightning_module_state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if self._hf is not None and self._hf.dumps:
             return {}
-        return super().optimizer_state(optimizer)  # type: ignore[no-any-return]
+        return super().optimizer_state(optimizer)
 
     def process_dataloader(self, loader: Any) -> Any:
         loader = super().process_dataloader(loader)
@@ -182,7 +183,8 @@ class _Fit:
             self._saved = values
 
         self._ckpt.load(self._everything(Values(lambda: {}, put)))
-        assert (saved := self._saved) is not None
+        assert self._saved is not None
+        saved = self._saved
         world, passes = self.trainer.world_size, self.trainer.accumulate_grad_batches
         if world * passes != saved["world_size"] * saved["accumulation"]:
             raise ConfigError(
@@ -203,7 +205,7 @@ class _Fit:
         fit._restarting = fit.epoch_loop.val_loop._restarting = True
 
     def begin_loader(self, loader: Any) -> None:
-        """Called before the samples of an epoch are drawn. A DataLoader skips the batches of the epoch that are done."""
+        """Called before an epoch's samples are drawn. A DataLoader skips the batches of the epoch that are done."""
         has_position = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         is_stream = isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
         batches = None if is_stream else getattr(loader, "batch_sampler", None)

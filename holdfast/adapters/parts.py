@@ -1,7 +1,8 @@
-"""What the adapters share: a state behind two functions, and the end of a script at a stop."""
+"""What the adapters share: a state behind two functions, the end of a script at a stop, a word on new versions."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,3 +31,15 @@ def end_script(ckpt: Checkpointer, step: int) -> NoReturn:
     ckpt.close()
     log.warning("the job stops at step %d, before its last step: this script ends here and continues from it", step)
     raise SystemExit(0)
+
+
+def warn_if_untried(package: str, tried: str) -> None:
+    """Warns about a version of a framework with which its adapter was not tried. Its own methods may have changed.
+
+    Args:
+        package: name of the distribution.
+        tried: the beginning of the versions that were tried, such as "5.23".
+    """
+    version = importlib.metadata.version(package)
+    if not f"{version}.".startswith(f"{tried}."):
+        log.warning("%s %s was not tried with Holdfast's adapter, which was made for %s.*", package, version, tried)

@@ -30,7 +30,7 @@ from transformers.trainer_callback import ExportableState
 
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError, StateError
-from holdfast.adapters.parts import Values, end_script
+from holdfast.adapters.parts import Values, end_script, warn_if_untried
 from holdfast.adapters.rng import RngState
 
 __all__ = ["holdfast"]
@@ -72,12 +72,15 @@ def holdfast(
         raise ConfigError("holdfast(): this trainer has Holdfast's checkpoints already; call holdfast() once")
     for option, reason in _REFUSED.items():
         if getattr(trainer.args, option, False):
-            raise ConfigError(f"TrainingArguments: {option}=True cannot be used with Holdfast: {reason}; set it to False")
+            raise ConfigError(
+                f"TrainingArguments: {option}=True cannot be used with Holdfast: {reason}; set it to False"
+            )
     if trainer.is_deepspeed_enabled:
         raise ConfigError(
             "TrainingArguments: deepspeed cannot be used with holdfast(): the engine keeps the optimizer's partitions; "
             "use DDP or FSDP2"
         )
+    warn_if_untried("transformers", "5.23")
     trainer.__class__ = type(f"Holdfast{type(trainer).__name__}", (_HoldfastTrainer, type(trainer)), {})
     trainer._hf_checkpointer = checkpointer
     trainer._hf_attributes = tuple(attributes)
@@ -106,6 +109,8 @@ class _Run:
 
 class _HoldfastTrainer(Trainer):
     """The methods of a Trainer that save and restore. Everything else is the user's class."""
+
+    _hf: Any  # the _Run of train()
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **keys: Any) -> Any:
         if self._hf is not None:
@@ -172,7 +177,9 @@ class _HoldfastTrainer(Trainer):
         run.epoch_rng, run.fetch_rng = RngState.now(), None
         if here and not isinstance(sampler, _WatchedBatches):
             watched = _WatchedBatches(sampler, self._before_batch)
-            object.__setattr__(loader.base_dataloader, "batch_sampler", watched)  # DataLoader itself refuses another one
+            object.__setattr__(
+                loader.base_dataloader, "batch_sampler", watched
+            )  # DataLoader itself refuses another one
         super()._run_epoch(*args, **keys)
 
     def _load_rng_state(self, folder: str | None) -> None:
@@ -210,7 +217,7 @@ class _HoldfastTrainer(Trainer):
         self.control.should_training_stop = saved["stops"]
         for name in self._hf_attributes:
             setattr(self, name, saved["attributes"][name])
-        return saved  # type: ignore[no-any-return]
+        return saved
 
     def _put_callbacks(self, saved: list[Any]) -> None:
         """In place: transformers itself makes new callbacks, with restore_callback_states_from_checkpoint."""
@@ -303,7 +310,7 @@ class _HoldfastTrainer(Trainer):
         if batch != saved["global_batch"]:
             raise ConfigError(
                 f"TrainingArguments: the global batch is {batch} samples, expected {saved['global_batch']}, as in the "
-                "checkpoint; set gradient_accumulation_steps = global batch / (per_device_train_batch_size * WORLD_SIZE)"
+                "checkpoint; set gradient_accumulation_steps to global batch / (per_device_train_batch_size * ranks)"
             )
 
 
@@ -335,12 +342,9 @@ class _WatchedBatches(torch.utils.data.BatchSampler):
 
 
 def _begin_epoch(loader: Any, epoch: int) -> None:
-    """Tells all samplers of a loader the epoch."""
-    found = loader
-    while found is not None:
-        if hasattr(found, "set_epoch"):
+    """Tells a loader and all samplers behind it the epoch."""
+    for found in (loader, getattr(loader, "sampler", None)):
+        if found is not None and hasattr(found, "set_epoch"):
             found.set_epoch(epoch)
-        sampler = getattr(found, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        found = getattr(found, "batch_sampler", None)
+    if (batches := getattr(loader, "batch_sampler", None)) is not None:
+        _begin_epoch(batches, epoch)

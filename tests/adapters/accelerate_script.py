@@ -28,13 +28,14 @@ class Data(Dataset):
 
 def main() -> None:
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    plan = batch_plan(global_batch=16, max_micro_batch=4)
+    exact = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=plan.accumulation, kwargs_handlers=[exact])
     set_seed(1)
     net = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Tanh(), nn.Linear(32, 1))
     adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 2 * STEPS)
     model, optimizer, schedule = accelerator.prepare(net, adam, cosine)
-    plan = batch_plan(global_batch=16, max_micro_batch=4)
     sampler = ElasticSampler(Data(), plan, seed=1)
     loader = ElasticLoader(DataLoader(Data(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
     state = {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader, "rng": Rng()}
@@ -42,14 +43,13 @@ def main() -> None:
     def train(step: int, ckpt: Checkpointer | None) -> None:
         for ids, x, y in loader.endless():
             saw(step, ids)
-            accelerator.gradient_state._set_sync_gradients(loader.ends_step)
-            with accelerator.no_sync(model) if not loader.ends_step else torch.enable_grad():
-                accelerator.backward((model(x) - y).square().mean() / plan.accumulation)
+            with accelerator.accumulate(model):
+                accelerator.backward((model(x) - y).square().mean())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
             if not loader.ends_step:
                 continue
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
             step += 1
             if ckpt and ckpt.should_save(step):
                 ckpt.save(step, state)

@@ -1,4 +1,4 @@
-"""A Lightning Trainer with all that can get lost: accumulation, schedulers, dropout, epoch means, metrics, callbacks."""
+"""A Lightning Trainer with all that can get lost: accumulation, schedules, dropout, epoch means, metrics, callbacks."""
 
 from __future__ import annotations
 
@@ -89,10 +89,18 @@ def main() -> None:
     best = ModelCheckpoint(OUT / "best", monitor="val", save_weights_only=True)
     early = EarlyStopping("val", patience=9)
     arguments: dict[str, Any] = {
-        "accelerator": "cpu", "strategy": strategy, "max_epochs": 5, "accumulate_grad_batches": passes, "val_check_interval": 3 * passes,
-        "callbacks": [early] if FSDP else [best, early], "logger": Lines(), "log_every_n_steps": 2,
-        "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": not FSDP,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "strategy": strategy,
+        "max_epochs": 5,
+        "accumulate_grad_batches": passes,
+        "val_check_interval": 3 * passes,
+        "callbacks": [early] if FSDP else [best, early],
+        "logger": Lines(),
+        "log_every_n_steps": 2,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": not FSDP,
+    }
     module = Module()
     if UNDER_HOLDFAST:
         from holdfast.adapters.lightning import Trainer
@@ -100,7 +108,7 @@ def main() -> None:
         trainer = Trainer(**arguments)
     else:
         trainer = L.Trainer(**arguments, devices=WORLD_SIZE)
-    samples, workers = int(os.environ.get("SAMPLES", 100)), int(os.environ.get("WORKERS", 0))
+    samples, workers = int(os.environ.get("SAMPLES", "100")), int(os.environ.get("WORKERS", "0"))
     train = DataLoader(Data(samples), 4, shuffle=True, collate_fn=None if workers else masked, num_workers=workers)
     trainer.fit(module, train, DataLoader(Data(8), 4))
     logged = {}
@@ -114,7 +122,11 @@ def main() -> None:
         schedule=trainer.lr_scheduler_configs[0].scheduler.state_dict(),
         loops=trainer.fit_loop.state_dict(),
         counters=[trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped],
-        callbacks=[early.state_dict()["wait_count"], str(best.best_model_score), os.path.basename(best.best_model_path)],
+        callbacks=[
+            early.state_dict()["wait_count"],
+            str(best.best_model_score),
+            os.path.basename(best.best_model_path),
+        ],
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
         logged=logged,
     )

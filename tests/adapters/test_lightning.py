@@ -38,3 +38,11 @@ def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: 
     }
     for kept in ("counters", "loops"):
         assert ends(out)[0][kept] == ends(bare)[0][kept]
+
+
+def test_fsdp2_continues_after_a_kill(tmp_path: Path) -> None:
+    env = {"FSDP": "1"}
+    bare = undisturbed(SCRIPT, tmp_path / "bare", **env)
+    out = broken(SCRIPT, tmp_path, KILLED, env=env, spares=0, preload=PRELOAD)
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)

@@ -16,7 +16,9 @@ from ckpt import CheckpointError
 
 def trainer(folder: Path, **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
-    arguments = transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options
+    )
     return transformers.Trainer(torch.nn.Linear(2, 1), arguments, train_dataset=[{"x": 1}])
 
 
@@ -60,7 +62,7 @@ def test_strategies_and_environments_of_lightning(monkeypatch: pytest.MonkeyPatc
         Trainer(strategy=_fsdp1(), **common)
     for name, value in {"NTASKS": "1", "NODEID": "0", "PROCID": "0", "LOCALID": "0", "JOB_NUM_NODES": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    with pytest.raises(CheckpointError, match="SLURMEnvironment.*requeues the job by itself"):
+    with pytest.raises(CheckpointError, match=r"SLURMEnvironment.*requeues the job by itself"):
         Trainer(strategy="ddp", devices=1, plugins=[SLURMEnvironment()], **common)
 
 
@@ -76,7 +78,9 @@ def _fsdp1() -> Any:
     return Anywhere()
 
 
-def test_the_nodes_and_devices_of_a_job_count(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_nodes_and_devices_of_a_job_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("lightning")
     from holdfast.adapters.lightning import Trainer
 
@@ -110,6 +114,18 @@ def test_compromised_releases_of_lightning_are_never_installed() -> None:
 
 
 def test_importing_the_adapters_package_imports_no_framework() -> None:
-    code = "import sys, holdfast.adapters; print([m for m in ('torch', 'transformers', 'lightning') if m in sys.modules])"
+    code = (
+        "import sys, holdfast.adapters; print([m for m in ('torch', 'transformers', 'lightning') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_version_that_was_not_tried_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    from holdfast.adapters.parts import warn_if_untried
+
+    version = importlib.metadata.version("pytest")
+    warn_if_untried("pytest", version)
+    assert not caplog.text
+    warn_if_untried("pytest", f"{version}1")
+    assert f"pytest {version} was not tried" in caplog.text

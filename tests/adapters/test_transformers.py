@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from disturbed import KILLED, LOST, broken, ends, samples, undisturbed
@@ -38,3 +37,11 @@ def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: 
         step: sorted(ids) for step, ids in samples(bare).items()
     }
     assert (ends(out)[0]["callbacks"], ends(out)[0]["attributes"] > 0) == (ends(bare)[0]["callbacks"], True)
+
+
+def test_fsdp2_and_a_stream_continue_after_a_kill(tmp_path: Path) -> None:
+    env = {"FSDP": "1", "STREAM": "1"}
+    bare = undisturbed(SCRIPT, tmp_path / "bare", **env)
+    out = broken(SCRIPT, tmp_path, KILLED, env=env, spares=0, preload=PRELOAD)
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)

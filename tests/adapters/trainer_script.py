@@ -1,4 +1,4 @@
-"""A transformers Trainer with all that can get lost: accumulation, schedule, dropout, logs, callbacks, the best model."""
+"""A transformers Trainer with all that can get lost: accumulation, schedule, dropout, logs, callbacks, best model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 from witness import OUT, UNDER_HOLDFAST, WORLD_SIZE, digest, end, saw
 
 MICRO_BATCH, GLOBAL_BATCH = 4, 16
-SAMPLES = int(os.environ.get("SAMPLES", 100))  # by default the last step of an epoch is not full
+SAMPLES = int(os.environ.get("SAMPLES", "100"))  # by default the last step of an epoch is not full
 
 
 class Model(nn.Module):
@@ -81,21 +81,42 @@ class Watched(Trainer):
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(5)
-    fsdp: dict[str, Any] = {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if "FSDP" in os.environ else {}
+    fsdp, stream = "FSDP" in os.environ, "STREAM" in os.environ
     arguments = TrainingArguments(
-        output_dir=str(OUT / "trainer"), use_cpu=True, seed=3, report_to=[], disable_tqdm=True, remove_unused_columns=False,
-        per_device_train_batch_size=MICRO_BATCH, gradient_accumulation_steps=GLOBAL_BATCH // MICRO_BATCH // WORLD_SIZE,
-        learning_rate=3e-2, lr_scheduler_type="cosine", warmup_steps=4, num_train_epochs=int(os.environ.get("EPOCHS", 5)),
-        logging_steps=3, eval_strategy="no" if fsdp else "epoch", save_strategy="no" if fsdp else "epoch", save_only_model=True,
-        load_best_model_at_end=not fsdp, save_total_limit=2, dataloader_num_workers=int(os.environ.get("WORKERS", 0)),
-        ddp_find_unused_parameters=True, include_num_input_tokens_seen="no", eval_on_start=not fsdp, **fsdp, **({"max_steps": 33} if "STREAM" in os.environ else {}),
-    )  # fmt: skip
+        output_dir=str(OUT / "trainer"),
+        use_cpu=True,
+        seed=3,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        per_device_train_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=GLOBAL_BATCH // MICRO_BATCH // WORLD_SIZE,
+        learning_rate=3e-2,
+        lr_scheduler_type="cosine",
+        warmup_steps=4,
+        num_train_epochs=5,
+        max_steps=33 if stream else -1,
+        logging_steps=4,
+        eval_strategy="no" if fsdp else "epoch",
+        save_strategy="no" if fsdp else "epoch",
+        save_only_model=True,
+        load_best_model_at_end=not fsdp,
+        save_total_limit=2,
+        dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
+        ddp_find_unused_parameters=True,
+        eval_on_start=not fsdp,
+        **({"fsdp": "full_shard", "fsdp_config": {"version": 2}} if fsdp else {}),
+    )
     counting = Counting(unit=10)
     early = [] if fsdp else [EarlyStoppingCallback(early_stopping_patience=9)]
     trainer = Watched(
-        Model(), arguments, masked, Stream() if "STREAM" in os.environ else Data(), None if fsdp else torch.utils.data.Subset(Data(), range(8)),
+        Model(),
+        arguments,
+        masked,
+        Stream() if stream else Data(),
+        None if fsdp else torch.utils.data.Subset(Data(), range(8)),
         callbacks=[counting, *early],
-    )  # fmt: skip
+    )
     if UNDER_HOLDFAST:
         from holdfast.adapters.transformers import holdfast
 
@@ -103,7 +124,9 @@ def main() -> None:
     else:
         result = trainer.train()
     times = ("_runtime", "_per_second")
-    history = [{key: value for key, value in entry.items() if not key.endswith(times)} for entry in trainer.state.log_history]
+    history = [
+        {key: value for key, value in entry.items() if not key.endswith(times)} for entry in trainer.state.log_history
+    ]
     end(
         weights=digest(trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()),
         optimizer=digest(trainer.optimizer.state_dict()["state"]),

@@ -1,9 +1,9 @@
 """What a training script of the adapters' tests notes, and the faults that it has on purpose.
 
 A script runs twice: undisturbed with the bare framework under torchrun, and under Holdfast with its adapter and faults.
-OUT is the folder for the notes. FAULTS is a list of "attempt:rank:step:committed:what". The fault comes once the job has
-committed that step: `die` kills the process; `wait` makes the file `waits` in OUT and waits for ever, so that a test can
-take the node away at this step.
+OUT is the folder for the notes. FAULTS is a list of "attempt:rank:step:committed:what". The fault comes once the job
+has committed that step: `die` kills the process; `wait` makes the file `waits` in OUT and waits for ever, so that a
+test can take the node away at this step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ATTEMPT = int(os.environ.get("HOLDFAST_ATTEMPT", 0))
+ATTEMPT = int(os.environ.get("HOLDFAST_ATTEMPT", "0"))
 UNDER_HOLDFAST = "HOLDFAST_RUN_ID" in os.environ
 OUT = Path(os.environ["OUT"])
-_NOTES = OUT / f"seen-{os.environ.get('SLURM_RESTART_COUNT', 0)}-{ATTEMPT}-{RANK}"
+_NOTES = OUT / f"seen-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{ATTEMPT}-{RANK}"
 
 
 def saw(step: int, samples: Any) -> None:
