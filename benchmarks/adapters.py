@@ -1,6 +1,6 @@
 """What an adapter costs at each step, beside the bare framework in the same run.
 
-    python benchmarks/adapters.py [--steps 400] [--rounds 5]
+    python benchmarks/adapters.py [--steps 150] [--rounds 15]
 
 Bare and with Holdfast in turn, one process, CPU time of the process. The model is tiny, so that a step is nothing but
 the framework. The cost is one sum at each step: its share of a step of a real model is that much smaller.
@@ -26,7 +26,8 @@ from ckpt.format.atomic_files import MEMORY_ROOT
 from holdfast import Checkpointer
 
 NEVER = 1 << 40
-Run = Callable[[int, int | None], float]  # number of steps, steps between saves or None for bare -> CPU seconds
+FIRST = 20  # steps that are not counted
+Run = Callable[[int, int | None], list[float]]  # number of steps, steps between saves or None for bare
 
 
 class Data(torch.utils.data.Dataset):
@@ -44,8 +45,10 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(16, 1)
+        self.began: list[float] = []  # CPU time at each pass, one a step
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.began.append(time.process_time())
         return {"loss": nn.functional.mse_loss(self.layer(x), labels)}
 
 
@@ -60,7 +63,7 @@ def checkpointer(every: int) -> Checkpointer:
     return Checkpointer(config={"namespace": "adapters-bench", "memory": {"every_steps": every, "keep": 2}})
 
 
-def transformers(steps: int, every: int | None) -> float:
+def transformers(steps: int, every: int | None) -> list[float]:
     from transformers import Trainer, TrainingArguments
 
     from holdfast.adapters.transformers import holdfast
@@ -76,12 +79,12 @@ def transformers(steps: int, every: int | None) -> float:
     ]
     if every is not None:
         holdfast(trainer, checkpointer(every))
-    seconds = timed(trainer.train)
+    trainer.train()
     shutil.rmtree(folder)
-    return seconds
+    return trainer.model.began
 
 
-def lightning(steps: int, every: int | None) -> float:
+def lightning(steps: int, every: int | None) -> list[float]:
     import lightning.pytorch as L
 
     from holdfast.adapters.lightning import Trainer
@@ -105,37 +108,32 @@ def lightning(steps: int, every: int | None) -> float:
     }  # fmt: skip
     trainer = L.Trainer(**arguments) if every is None else Trainer(checkpointer=checkpointer(every), **arguments)
     loader = torch.utils.data.DataLoader(Data(4 * steps), 4, shuffle=True)
-    return timed(lambda: trainer.fit(Module(), loader))
-
-
-def timed(train: Callable[[], Any]) -> float:
-    began = time.process_time()
-    train()
-    return time.process_time() - began
+    module = Module()
+    trainer.fit(module, loader)
+    return module.model.began
 
 
 def measure(run: Run, steps: int, rounds: int) -> tuple[float, float, float]:
-    """Medians: microseconds of a bare step, of what the adapter adds to it, and of a save."""
-    bare, own, save = [], [], []
-    run(20, None)
-    run(20, NEVER)
-    for _ in range(rounds):
-        # a run of no steps has the costs of its start, which differ too
-        first, second = (run(steps, None) - run(1, None), run(steps, NEVER) - run(1, NEVER))
-        third = run(steps, 10) - run(1, 10)
-        bare.append(first / steps)
-        own.append((second - first) / steps)
-        save.append((third - second) / (steps // 10))
-    return tuple(1e6 * statistics.median(column) for column in (bare, own, save))  # type: ignore[return-value]
+    """Microseconds of a bare step, of what the adapter adds to it, and of a save. Medians of the rounds."""
+
+    def step_s(every: int | None) -> float:
+        began = run(steps, every)
+        return (began[-1] - began[FIRST]) / (len(began) - 1 - FIRST)
+
+    found = [(step_s(None), step_s(NEVER), step_s(10)) for _ in range(rounds)]
+    bare = statistics.median(row[0] for row in found)
+    own = statistics.median(row[1] - row[0] for row in found)
+    save = statistics.median(row[2] - row[1] for row in found) * 10
+    return 1e6 * bare, 1e6 * own, 1e6 * save
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    for name in ("lightning.pytorch", "transformers"):
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     print(f"{'framework':14}{'bare step':>12}{'adapter':>12}{'a save':>12}   share of a step of 20 ms")

@@ -36,7 +36,7 @@ from torchmetrics import Metric
 
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError
-from holdfast.adapters.parts import Values, end_script, warn_if_untried
+from holdfast.adapters.parts import AroundBatches, Values, end_script, warn_if_untried
 from holdfast.adapters.rng import RngState
 
 __all__ = ["Trainer"]
@@ -225,11 +225,8 @@ class _Fit:
         self._epoch_rng = RngState.now()
         if has_position or isinstance(batches, _ResumedBatches):
             return
-        reads_here = getattr(loader, "num_workers", 0) == 0
-        resumed = _ResumedBatches(
-            batches, lambda: 0 if self._has_begun else done, self.restore_rng if reads_here else lambda: None
-        )
-        object.__setattr__(loader, "batch_sampler", resumed)  # DataLoader itself refuses another one
+        before_first = self.restore_rng if getattr(loader, "num_workers", 0) == 0 else lambda: None
+        _ResumedBatches(batches, lambda: 0 if self._has_begun else done, before_first).take_place(loader)
         if done:  # of Lightning, which knows nothing of the batches that are skipped
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
 
@@ -329,11 +326,11 @@ class _Fit:
         }
 
 
-class _ResumedBatches(torch.utils.data.BatchSampler):
-    """A batch sampler whose iterations begin later until the first batch is used. Lightning makes more than one."""
+class _ResumedBatches(AroundBatches):
+    """Begins later until the first batch is used. Lightning makes more than one iterator."""
 
     def __init__(self, batches: Any, skipped: Callable[[], int], before_first: Callable[[], None]) -> None:
-        self._batches = batches
+        super().__init__(batches)
         self._skipped = skipped
         self._before_first = before_first
 
@@ -346,14 +343,6 @@ class _ResumedBatches(torch.utils.data.BatchSampler):
             next(batches)
         self._before_first()
         yield from batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
 
 
 def _extend(

@@ -1,4 +1,4 @@
-"""What the adapters share: a state behind two functions, the end of a script at a stop, a word on new versions."""
+"""What the adapters share: values and samplers that they put in place of others, and the end of a script at a stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.metadata
 import logging
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+import torch
 
 from ckpt import Checkpointer
 
@@ -18,6 +20,25 @@ class Values:
     def __init__(self, get: Callable[[], dict[str, Any]], put: Callable[[dict[str, Any]], None]) -> None:
         self.state_dict = get
         self.load_state_dict = put
+
+
+class AroundBatches(torch.utils.data.BatchSampler):
+    """Takes the place of a DataLoader's batch sampler. A subclass gives the batches."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def take_place(self, loader: Any) -> None:
+        """Makes this the batch sampler of a loader. DataLoader itself refuses another one."""
+        object.__setattr__(loader, "batch_sampler", self)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
 
 
 def end_script(ckpt: Checkpointer, step: int) -> NoReturn:

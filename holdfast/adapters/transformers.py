@@ -30,7 +30,7 @@ from transformers.trainer_callback import ExportableState
 
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError, StateError
-from holdfast.adapters.parts import Values, end_script, warn_if_untried
+from holdfast.adapters.parts import AroundBatches, Values, end_script, warn_if_untried
 from holdfast.adapters.rng import RngState
 
 __all__ = ["holdfast"]
@@ -134,7 +134,7 @@ class _HoldfastTrainer(Trainer):
     # restore, in the order in which transformers calls
 
     def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
-        if folder != self._hf.folder:  # a model to begin with; ours is loaded together with its optimizer
+        if not self._is_ours(folder):  # a model to begin with; ours is loaded together with its optimizer
             super()._load_from_checkpoint(folder, model)
 
     def _init_training_state(self, *args: Any, **keys: Any) -> tuple[int, int]:
@@ -144,14 +144,13 @@ class _HoldfastTrainer(Trainer):
         return saved["epoch"], saved["steps_in_epoch"] * self.args.gradient_accumulation_steps
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        run = self._hf
-        if folder is None or folder != run.folder:
+        if not self._is_ours(folder):
             super()._load_optimizer_and_scheduler(folder)
-        elif run.ckpt.load(self._everything()) != self.state.global_step:
+        elif self._hf.ckpt.load(self._everything()) != self.state.global_step:
             raise StateError("train(): the newest step has changed during the start; start the job again")
 
     def _load_scaler(self, folder: str | None) -> None:
-        if folder is None or folder != self._hf.folder:
+        if not self._is_ours(folder):
             super()._load_scaler(folder)
 
     def _run_epoch(self, *args: Any, **keys: Any) -> None:
@@ -176,18 +175,14 @@ class _HoldfastTrainer(Trainer):
                 run.rng.restore()
         run.epoch_rng, run.fetch_rng = RngState.now(), None
         if here and not isinstance(sampler, _WatchedBatches):
-            watched = _WatchedBatches(sampler, self._before_batch)
-            object.__setattr__(
-                loader.base_dataloader, "batch_sampler", watched
-            )  # DataLoader itself refuses another one
+            _WatchedBatches(sampler, self._before_batch).take_place(loader.base_dataloader)
         super()._run_epoch(*args, **keys)
 
     def _load_rng_state(self, folder: str | None) -> None:
-        run = self._hf
-        if folder is None or folder != run.folder:
+        if not self._is_ours(folder):
             super()._load_rng_state(folder)
-        elif run.rng is not None:
-            run.rng.restore()
+        elif self._hf.rng is not None:
+            self._hf.rng.restore()
 
     def _before_batch(self, number: int) -> None:
         """Called before this process reads a batch. accelerate reads one batch ahead.
@@ -231,6 +226,9 @@ class _HoldfastTrainer(Trainer):
             state = json.loads(found[1])
             for name, value in state.get("attributes", {}).items():
                 setattr(callback, name, value)
+
+    def _is_ours(self, folder: str | None) -> bool:
+        return folder is not None and self._hf is not None and folder == self._hf.folder
 
     # save
 
@@ -314,11 +312,11 @@ class _HoldfastTrainer(Trainer):
             )
 
 
-class _WatchedBatches(torch.utils.data.BatchSampler):
-    """A batch sampler that says when this process is about to read a batch."""
+class _WatchedBatches(AroundBatches):
+    """Says when this process is about to read a batch."""
 
     def __init__(self, batches: Any, before: Callable[[int], None]) -> None:
-        self._batches = batches
+        super().__init__(batches)
         self._before = before
 
     def __iter__(self) -> Iterator[Any]:
@@ -331,14 +329,6 @@ class _WatchedBatches(torch.utils.data.BatchSampler):
                 return
             yield batch
             number += 1
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
 
 
 def _begin_epoch(loader: Any, epoch: int) -> None:

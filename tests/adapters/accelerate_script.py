@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from witness import UNDER_HOLDFAST, digest, end, saw
+from torch.utils.data import DataLoader
+from witness import UNDER_HOLDFAST, Sums, digest, end, saw
 
 from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
 from holdfast.adapters.rng import Rng
 
 STEPS = 35
-
-
-class Data(Dataset):
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
-        return index, x, x.sum(0, keepdim=True)
 
 
 def main() -> None:
@@ -36,8 +25,8 @@ def main() -> None:
     adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 2 * STEPS)
     model, optimizer, schedule = accelerator.prepare(net, adam, cosine)
-    sampler = ElasticSampler(Data(), plan, seed=1)
-    loader = ElasticLoader(DataLoader(Data(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
+    sampler = ElasticSampler(Sums(), plan, seed=1)
+    loader = ElasticLoader(DataLoader(Sums(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
     state = {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader, "rng": Rng()}
 
     def train(step: int, ckpt: Checkpointer | None) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from witness import UNDER_HOLDFAST, digest, end, saw
+from torch.utils.data import DataLoader
+from witness import UNDER_HOLDFAST, Sums, digest, end, saw
 
 from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
 from holdfast.adapters.deepspeed import engine_state
@@ -19,15 +18,6 @@ from holdfast.adapters.rng import Rng
 
 STEPS = 35
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled for minutes
-
-
-class Data(Dataset):
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
-        return index, x, x.sum(0, keepdim=True)
 
 
 def main() -> None:
@@ -45,8 +35,8 @@ def main() -> None:
         "fp16": {"enabled": fp16, "initial_scale_power": 20, "loss_scale_window": 4, "hysteresis": 1},
     }  # fmt: skip
     engine, optimizer, _, schedule = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
-    sampler = ElasticSampler(Data(), plan, seed=1)
-    loader = ElasticLoader(DataLoader(Data(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
+    sampler = ElasticSampler(Sums(), plan, seed=1)
+    loader = ElasticLoader(DataLoader(Sums(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
     state = {"engine": engine_state(engine), "data": loader, "rng": Rng()}
     kind = torch.float16 if fp16 else torch.float32
 

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
-from witness import OUT, RANK, UNDER_HOLDFAST, WORLD_SIZE, digest, end, saw
+from witness import OUT, RANK, UNDER_HOLDFAST, WORLD_SIZE, Sums, digest, end, saw
 
 FSDP = "FSDP" in os.environ
 
@@ -47,18 +47,6 @@ class Module(L.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val", "interval": "epoch"}}
-
-
-class Data(Dataset):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
-        return index, x, x.sum(0, keepdim=True)
 
 
 def masked(samples: list[Any]) -> Any:
@@ -109,8 +97,8 @@ def main() -> None:
     else:
         trainer = L.Trainer(**arguments, devices=WORLD_SIZE)
     samples, workers = int(os.environ.get("SAMPLES", "100")), int(os.environ.get("WORKERS", "0"))
-    train = DataLoader(Data(samples), 4, shuffle=True, collate_fn=None if workers else masked, num_workers=workers)
-    trainer.fit(module, train, DataLoader(Data(8), 4))
+    train = DataLoader(Sums(samples), 4, shuffle=True, collate_fn=None if workers else masked, num_workers=workers)
+    trainer.fit(module, train, DataLoader(Sums(8), 4))
     logged = {}
     for line in (OUT / f"lines-{RANK}").read_text().splitlines() if RANK == 0 else ():
         step, metrics = json.loads(line)

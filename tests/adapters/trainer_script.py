@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
-from witness import OUT, UNDER_HOLDFAST, WORLD_SIZE, digest, end, saw
+from witness import OUT, UNDER_HOLDFAST, WORLD_SIZE, Sums, digest, end, saw
 
 MICRO_BATCH, GLOBAL_BATCH = 4, 16
 SAMPLES = int(os.environ.get("SAMPLES", "100"))  # by default the last step of an epoch is not full
@@ -24,22 +24,15 @@ class Model(nn.Module):
         out = self.layers(x)
         return {"loss": nn.functional.mse_loss(out, labels), "logits": out}
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        return int(inputs["x"].numel())
 
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return SAMPLES
-
+class Data(Sums):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
-        return {"ids": index, "x": x, "labels": x.sum(0, keepdim=True)}
+        return dict(zip(("ids", "x", "labels"), super().__getitem__(index), strict=True))
 
 
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self) -> Any:
-        return (Data()[index] for index in range(SAMPLES))
+        return (Data(SAMPLES)[index] for index in range(SAMPLES))
 
 
 def masked(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -72,6 +65,9 @@ class Watched(Trainer):
         saw(self.state.global_step, inputs.pop("ids"))
         self.steps_here += 1
         return super().training_step(model, inputs, *args, **keys)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        return int(inputs["x"].numel())
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **keys: Any) -> Any:
         inputs.pop("ids")
@@ -113,8 +109,8 @@ def main() -> None:
         Model(),
         arguments,
         masked,
-        Stream() if stream else Data(),
-        None if fsdp else torch.utils.data.Subset(Data(), range(8)),
+        Stream() if stream else Data(SAMPLES),
+        None if fsdp else torch.utils.data.Subset(Data(SAMPLES), range(8)),
         callbacks=[counting, *early],
     )
     if UNDER_HOLDFAST:

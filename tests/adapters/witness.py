@@ -25,6 +25,20 @@ OUT = Path(os.environ["OUT"])
 _NOTES = OUT / f"seen-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{ATTEMPT}-{RANK}"
 
 
+class Sums(torch.utils.data.Dataset):
+    """Its samples are their index, a vector and the sum of its numbers."""
+
+    def __init__(self, samples: int = 100) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(16, generator=torch.Generator().manual_seed(index))
+        return index, x, x.sum(0, keepdim=True)
+
+
 def saw(step: int, samples: Any) -> None:
     """Notes samples of the step that follows `step`, and has the fault that is planned for it."""
     with _NOTES.open("a") as notes:
