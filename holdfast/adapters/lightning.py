@@ -143,7 +143,7 @@ class _HoldfastStrategy(Strategy):
 
 
 class _BeginBatch(lightning.pytorch.Callback):
-    """The first of all callbacks."""
+    """The first of all callbacks, until the first batch. Lightning calls hooks of a callback at each step."""
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         if callable(signal.getsignal(signal.SIGTERM)):  # Lightning's; under Holdfast no worker gets SIGTERM
@@ -152,6 +152,7 @@ class _BeginBatch(lightning.pytorch.Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer._hf is not None:
             trainer._hf.restore_rng()
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
 
 
 class _Fit:

@@ -193,7 +193,7 @@ class _HoldfastTrainer(Trainer):
         """
         if (state := self._hf.due.pop(number, None)) is not None:
             state.restore()
-        self._hf.fetch_rng = RngState.now()
+        self._hf.fetch_rng = RngState.now(self._hf.fetch_rng)
 
     def _put_counters(self) -> dict[str, Any] | None:
         """Restores what transformers sets to zero as training begins. Returns what was saved, the first time."""
