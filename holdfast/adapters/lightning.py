@@ -273,9 +273,12 @@ class _Fit:
         epoch = fit.epoch_loop
         if not ends_epoch and (epoch._should_accumulate() or epoch._num_ready_batches_reached() or epoch.done):
             return
-        if step == self._step or self._is_over():
+        if step == self._step:
             return
         self._step = step
+        if self._is_over():
+            self._ckpt.should_save(step)  # it reports the step
+            return
         if self._ckpt.should_save(step):
             batches = 0 if ends_epoch else epoch.batch_progress.current.completed
             self._ckpt.save(step, self._everything(Values(lambda: self._values(batches), lambda values: None)))

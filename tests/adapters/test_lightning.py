@@ -40,6 +40,7 @@ def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: 
         assert ends(out)[0][kept] == ends(bare)[0][kept]
 
 
+@pytest.mark.faults
 def test_fsdp2_continues_after_a_kill(tmp_path: Path) -> None:
     env = {"FSDP": "1"}
     bare = undisturbed(SCRIPT, tmp_path / "bare", **env)

@@ -39,6 +39,7 @@ def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: 
     assert (ends(out)[0]["callbacks"], ends(out)[0]["attributes"] > 0) == (ends(bare)[0]["callbacks"], True)
 
 
+@pytest.mark.faults
 def test_fsdp2_and_a_stream_continue_after_a_kill(tmp_path: Path) -> None:
     env = {"FSDP": "1", "STREAM": "1"}
     bare = undisturbed(SCRIPT, tmp_path / "bare", **env)
