@@ -100,7 +100,7 @@ def record_again(turn: Turn) -> None:
 
 
 def on_terminated(turn: Turn, given: Terminated) -> None:
-    if given.node is not None and boosters.on_terminated(turn, given.node):
+    if given.node is not None and boosters.on_terminated(turn, given.node, given.why):
         return
     asked = turn.state.requests
     if asked.sigterm in (Sigterm.NONE, Sigterm.KNOWN) and not asked.is_cancelled:

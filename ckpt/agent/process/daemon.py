@@ -36,11 +36,11 @@ def main() -> int:
 def _run_until_up(argv: list[str], env: dict[str, str]) -> int:
     """Start srun, and kill it once the daemon runs. Returns srun's exit code if it ends before, which mpirun reports.
 
-    The signals stay blocked here, but not in srun.
+    The signals have no effect here. srun gets its default actions for them.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # noqa: E731
-    step = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=unblock)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    step = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
     assert step.stdout is not None
     for line in step.stdout:
         if line.decode(errors="replace").rstrip() == _RUNS:
