@@ -243,7 +243,7 @@ class Attempt:
         committed_step: the newest step committed in any tier; 0 before the first.
         committed: the newest committed step of each tier.
         restored: whether the agents have started and agreed on the step to restore.
-        stop_sent: whether the workers were asked to stop.
+        stop_sent: the reason of the stop that the workers were asked for; None if they were not.
         is_stopped: whether workers that ended with 0 had been asked to, by a supervisor or by Slurm.
         others_s: time since which only the predecessor's node has not returned.
     """
@@ -269,7 +269,7 @@ class Attempt:
     committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     restored: bool = False
     first_step_seen: bool = False
-    stop_sent: bool = False
+    stop_sent: str | None = None
     is_stopped: bool = False
     stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)

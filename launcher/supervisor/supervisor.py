@@ -203,6 +203,8 @@ class Supervisor:
         message: dict[str, Any] = {"op": command.order.value, "attempt": command.attempt}
         if command.order is do.Order.RENEW_AGENT:
             message["generation"] = command.generation
+        if command.order is do.Order.STOP:
+            message["lower_s"] = command.lower_s
         for node in command.nodes:
             self._links.send(node, message)
 

@@ -164,7 +164,7 @@ def test_what_presses_sets_the_deadline_of_a_halt() -> None:
     assert [event["reason"] for event in told] == [HALT, "time_limit"]
     assert [event["time"] - EPOCH_S for event in told] == [0.0, 2.0]
     assert stop_deadline_s(play.state.requests, play.state.job.elastic) == EPOCH_S + 2.0 + 75.0
-    assert len(play.orders(Order.STOP)) == 1, "the ranks are asked once"
+    assert [order.lower_s for order in play.orders(Order.STOP)] == [None, 50.0], "once for each reason that counts"
 
 
 @pytest.mark.parametrize(
