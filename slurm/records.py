@@ -272,6 +272,7 @@ class Partition:
         priority_tier: jobs of a higher tier are scheduled first, and may preempt those of a lower tier.
         preempt_mode: how its jobs are preempted: OFF, REQUEUE, CANCEL, or others, separated by commas.
         grace_time_s: seconds from the SIGTERM to the end of a preempted job.
+        max_time_s: largest time limit of a job, seconds; None without a limit.
     """
 
     name: str
@@ -281,6 +282,7 @@ class Partition:
     priority_tier: int = 1
     preempt_mode: str = "OFF"
     grace_time_s: int = 0
+    max_time_s: float | None = None
 
     @classmethod
     def parse(cls, line: str) -> Partition:
@@ -294,6 +296,7 @@ class Partition:
             priority_tier=fields.number("PriorityTier", 1),
             preempt_mode=fields.optional("PreemptMode") or "OFF",
             grace_time_s=fields.number("GraceTime", 0),
+            max_time_s=_seconds(fields.optional("MaxTime")),
         )
 
 
@@ -303,7 +306,7 @@ _OF_JOB = (
     *("NodeList", "BatchHost", "NumNodes"),
 )
 _OF_NODE = ("CPUTot", "NodeAddr", "Port", "State", "Partitions", "SlurmdStartTime")
-_OF_PARTITION = ("Default", "GraceTime", "Nodes", "PriorityTier", "PreemptMode", "State")
+_OF_PARTITION = ("Default", "GraceTime", "MaxTime", "Nodes", "PriorityTier", "PreemptMode", "State")
 
 
 class _Fields:
