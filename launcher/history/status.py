@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.core.faults import PREEMPTED
-from launcher.history.size import LostTime, Size
+from launcher.history.size import BoostersNow, LostTime, Size
 
 Event = Mapping[str, Any]
 
@@ -35,6 +35,7 @@ class JobStatus:
         spares: further warm nodes.
         out: nodes that are out of use, with the reasons.
         size: why the job has its number of nodes, and what it waits for; None for a job with a fixed size.
+        elastic: the same as fields: requested, boosters with state, reason and nodes, ...
         faults: number of faults so far. The preemption of a booster is not a fault.
         step: the newest step that is known to be finished; 0 before the first.
         steps_per_s: speed over the last few reports; None if it is not known.
@@ -59,6 +60,7 @@ class JobStatus:
     spares: tuple[str, ...] = ()
     out: Mapping[str, str] = field(default_factory=dict)
     size: str | None = None
+    elastic: BoostersNow | None = None
     faults: int = 0
     step: int = 0
     steps_per_s: float | None = None
@@ -126,12 +128,14 @@ class StatusFold:
         spans = self._spans
         if self._training and spans:
             spans = [*spans[:-1], replace(spans[-1], end_s=max(spans[-1].end_s, end_s))]
+        elastic = None if self._end_s is not None else self._size.now()
         gained_s = sum(span.end_s - span.start_s for span in spans)
         return replace(
             self._status,
             ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
             steps_per_s=self._steps_per_s(),
-            size=None if self._end_s is not None else self._size.why(),
+            size=None if elastic is None else elastic.text(),
+            elastic=elastic,
             lost_s=self._lost_time.seconds(),
             seconds=seconds,
             events=tuple(self._recent),
@@ -230,8 +234,11 @@ class StatusFold:
         self._set(reason=None)
 
     def _on_fault(self, event: Event) -> None:
-        self._stopped_training(event)
         is_counted = event.get("kind") != PREEMPTED
+        if event.get("attempt") is None and self._training:  # of a node or booster that does not train yet
+            self._set(faults=self._status.faults + is_counted)
+            return
+        self._stopped_training(event)
         self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + is_counted)
 
     def _on_resize(self, event: Event) -> None:

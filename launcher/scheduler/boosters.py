@@ -34,6 +34,16 @@ _FAILED = ("FAILED", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FA
 _ERRORS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure", "SystemFailure", "OutOfMemory", "BootFail")
 
 
+def booster_name(job_name: str, base: int | str) -> str:
+    """The name of a run's boosters in Slurm.
+
+    Args:
+        job_name: the name in the job file.
+        base: the Slurm job that the run started with.
+    """
+    return f"{job_name}-booster-of-{base}"
+
+
 class SlurmBoosters:
     """The boosters of one run.
 
@@ -48,7 +58,7 @@ class SlurmBoosters:
         self._spec = spec
         self._job_dir = job_dir
         self._slurm = slurm
-        self.name = f"{spec.name}-booster-of-{base}"
+        self.name = booster_name(spec.name, base)
 
     def ask(self, nodes: int, exclude: Iterable[str], environment: Mapping[str, str]) -> str:
         """Submit a booster; returns its job id.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LauncherError, UsageError
 from launcher.history.events import read_events
 from launcher.history.status import JobStatus, status_of
+from launcher.history.view import plural
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -48,11 +49,39 @@ def status_now(job: KnownJob) -> JobStatus:
             return replace(status, state="halted", reason="ended in the queue, as asked")
         status = replace(status, stop=str(request))
     if job.cluster == "slurm":
-        return _in_queue(job, status)
+        return with_slurms_word(job, _with_request(job, _in_queue(job, status)))
     process = Process.read(job.folder)
     if process is not None and not process.alive():
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
+
+
+def _with_request(job: KnownJob, status: JobStatus) -> JobStatus:
+    """A job that has not started has no event of a size that was requested already."""
+    request = ScaleRequest.read(job.folder)
+    if request is None or request.nodes is None or status.elastic is not None or status.attempt is not None:
+        return status
+    return replace(status, size=f"{plural(request.nodes, 'node')} requested by a user")
+
+
+def with_slurms_word(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status with Slurm's present reasons for boosters in the queue. Events have a reason that alternates once."""
+    now = status.elastic
+    if now is None or all(booster.state != "queued" for booster in now.boosters) or _elsewhere(job):
+        return status
+    from launcher.scheduler.boosters import booster_name
+    from slurm import Slurm, SlurmError
+
+    try:
+        found = Slurm().jobs_named(booster_name(read_json(job.folder / "job.json")["name"], job.job_id))
+    except (SlurmError, OSError, ValueError, KeyError):
+        return status  # those in the events are the newest that are known
+    boosters = tuple(
+        booster.in_slurm(found[booster.id].state, found[booster.id].reason) if booster.id in found else booster
+        for booster in now.boosters
+    )
+    now = replace(now, boosters=boosters)
+    return replace(status, size=now.text(), elastic=now)
 
 
 def cancel_job(job: KnownJob) -> str:
@@ -118,12 +147,12 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
     return f"job {job.job_id} saves and ends {request}; `holdfast status {job.job_id}` shows it{lost}"
 
 
-def scale_job(job: KnownJob, nodes: int) -> str:
+def scale_job(job: KnownJob, nodes: int | None) -> str:
     """Have a job train on another number of nodes, as soon as it has that many.
 
     Args:
         job: the job.
-        nodes: one of the sizes in its job file.
+        nodes: one of the sizes in its job file; None: leave the size to the job file again.
 
     Returns:
         The result in words.
@@ -136,18 +165,20 @@ def scale_job(job: KnownJob, nodes: int) -> str:
     _check_owner(job)
     status = status_now(job)
     if status.state in (*OUTCOMES, "lost"):
-        raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again with -N {nodes}")
+        again = "" if nodes is None else f" with -N {nodes}"
+        raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again{again}")
     spec = _spec(job.folder)
     if spec.elastic is None:
         raise UsageError(
             f"job {job.job_id}: its job file has no elastic section, so it keeps its {spec.nodes} nodes; "
             "expected `elastic` with min_nodes and max_nodes, or sizes"
         )
-    if nodes not in spec.sizes:
+    if nodes is not None and nodes not in spec.sizes:
         raise UsageError(f"job {job.job_id}: got {nodes} nodes, expected {_nearest(spec.sizes, nodes)}")
     ScaleRequest(host=socket.gethostname(), nodes=nodes).write(job.folder)
     when = "when it starts" if status.state in ("pending", "requeued") else "as soon as it can"
-    return f"job {job.job_id} trains on {nodes} nodes {when}; `holdfast status {job.job_id}` shows what it waits for"
+    size = "as many nodes as its job file allows" if nodes is None else plural(nodes, "node")
+    return f"job {job.job_id} trains on {size} {when}; `holdfast status {job.job_id}` shows what it waits for"
 
 
 def _spec(folder: Path) -> JobSpec:
@@ -214,7 +245,9 @@ def _check_owner(job: KnownJob) -> None:
     """Raises UsageError for a job folder of another user, because it may name one of this user's jobs or processes."""
     owner = job.folder.stat().st_uid
     if owner != os.geteuid():
-        raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")
+        raise UsageError(
+            f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; only its owner may change or end the job"
+        )
 
 
 def _check_cluster(job: KnownJob) -> None:
