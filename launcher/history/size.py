@@ -40,7 +40,9 @@ class BoosterNow:
             return self
         if state == "PENDING":
             return replace(self, reason=reason)
-        return replace(self, reason="") if state in ("RUNNING", "CONFIGURING") else replace(self, reason=state.lower())
+        if state in ("RUNNING", "CONFIGURING"):
+            return replace(self, state="starting", reason="")
+        return replace(self, reason=state.lower())
 
     def text(self) -> str:
         name = f"booster {self.id} ({_nodes(self.size)})"

@@ -49,14 +49,14 @@ def status_now(job: KnownJob) -> JobStatus:
             return replace(status, state="halted", reason="ended in the queue, as asked")
         status = replace(status, stop=str(request))
     if job.cluster == "slurm":
-        return with_slurms_word(job, _with_request(job, _in_queue(job, status)))
+        return with_slurms_word(job, with_request(job, _in_queue(job, status)))
     process = Process.read(job.folder)
     if process is not None and not process.alive():
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
 
 
-def _with_request(job: KnownJob, status: JobStatus) -> JobStatus:
+def with_request(job: KnownJob, status: JobStatus) -> JobStatus:
     """A job that has not started has no event of a size that was requested already."""
     request = ScaleRequest.read(job.folder)
     if request is None or request.nodes is None or status.elastic is not None or status.attempt is not None:
@@ -73,8 +73,8 @@ def with_slurms_word(job: KnownJob, status: JobStatus) -> JobStatus:
     from slurm import Slurm, SlurmError
 
     try:
-        found = Slurm().jobs_named(booster_name(read_json(job.folder / "job.json")["name"], job.job_id))
-    except (SlurmError, OSError, ValueError, KeyError):
+        found = Slurm().jobs_named(booster_name(job.name, job.job_id))
+    except SlurmError:
         return status  # those in the events are the newest that are known
     boosters = tuple(
         booster.in_slurm(found[booster.id].state, found[booster.id].reason) if booster.id in found else booster
@@ -282,7 +282,11 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         if elsewhere := _elsewhere(job):
             return replace(status, reason=elsewhere)
         queued = slurm.job(job.job_id)
-        waits = why_it_waits(queued, slurm.nodes) if queued is not None and queued.state == "PENDING" else None
+        waits = (
+            why_it_waits(queued, slurm.nodes, slurm.config)
+            if queued is not None and queued.state == "PENDING"
+            else None
+        )
     except SlurmError as error:
         return replace(status, reason=f"Slurm does not answer: {error}")
     if queued is not None and queued.state == "CANCELLED":

@@ -88,11 +88,22 @@ def blocked(argv: Sequence[str]) -> list[str]:
 
 
 def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
-    """A step with one task on each of these nodes, beside the job's other steps. It survives the loss of a node."""
+    """A step with one task on each of these nodes, beside the job's other steps. It survives the loss of a node.
+
+    Its tasks have the order of the nodes in the job. Without `cyclic`, they have that of the switches since 26.05, and
+    srun's "task 2 launch failed" would name another node.
+    """
     count = len(nodes)
     return [
         *("env", *(f"--unset={name}" for name in _OF_THE_JOBS_GPUS)),
-        *("srun", f"--jobid={job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *(
+            "srun",
+            f"--jobid={job_id}",
+            f"--nodes={count}",
+            f"--ntasks={count}",
+            "--ntasks-per-node=1",
+            "--distribution=cyclic",
+        ),
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
         *("--cpu-bind=none", "--wait=0", "--quiet", *options),
     ]
