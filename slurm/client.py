@@ -82,6 +82,16 @@ class Slurm:
         columns = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         return _states(self._run(["sacct", *columns, "-j", ",".join(map(str, job_ids))], env=self._env).stdout)
 
+    def used(self, since: str) -> str:
+        """Rows of account|nodes|seconds|name of all users' jobs that ran since then; needs accounting (slurmdbd).
+
+        Args:
+            since: the earliest time, as sacct's --starttime takes it. What a job used before does not count.
+        """
+        columns = ["--noheader", "--parsable2", "--format=Account,AllocNodes,ElapsedRaw,JobName%256"]
+        argv = ["sacct", "--allusers", "--allocations", "--truncate", f"--starttime={since}", *columns]
+        return self._run(argv, env=self._env).stdout
+
     def cancel_named(self, name: str) -> None:
         """End all of the user's jobs of this name, if there are any."""
         self._run(["scancel", f"--user={os.getuid()}", f"--name={name}"], env=self._env)

@@ -3,6 +3,7 @@
     app       all verbs, and the entry point
     init      holdfast init
     start     holdfast run, submit
+    usage     holdfast usage
     jobs      holdfast status, logs, scale, stop, cancel
     supervise holdfast supervise
     doctor    holdfast doctor

@@ -16,7 +16,12 @@ def test_a_requeue_with_a_booster_loses_neither_the_agents_nor_a_step(
 ) -> None:
     cluster = slurm_cluster
     job = ElasticJob(cluster, cluster.home / "requeue", nodes=1, min_nodes=1, max_nodes=2)
-    job.until_size(2)
+    grown = job.until_size(2)
+    for nodes in (1, 2):
+        job.scale(nodes)
+        grown = job.until_size(nodes, grown["attempt"])
+    sessions = ["sh", "-c", "ls -d /dev/shm/holdfast-*/slurm-*/ompi.* | wc -l"]
+    assert int(cluster.run_on_node(grown["nodes"][0], sessions).stdout) <= 2, "those of ended mpiruns are removed"
     cluster.run_as_user(["scontrol", "requeue", job.job_id])
     job.watch.wait_for("stop_requested", SIZE_S, reason="requeue")
     stopped = job.watch.wait_for("attempt_end", SIZE_S, outcome="stopped")

@@ -96,16 +96,9 @@ def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
     count = len(nodes)
     return [
         *("env", *(f"--unset={name}" for name in _OF_THE_JOBS_GPUS)),
-        *(
-            "srun",
-            f"--jobid={job_id}",
-            f"--nodes={count}",
-            f"--ntasks={count}",
-            "--ntasks-per-node=1",
-            "--distribution=cyclic",
-        ),
+        *("srun", f"--jobid={job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
-        *("--cpu-bind=none", "--wait=0", "--quiet", *options),
+        *("--cpu-bind=none", "--distribution=cyclic", "--wait=0", "--quiet", *options),
     ]
 
 
