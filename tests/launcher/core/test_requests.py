@@ -298,7 +298,7 @@ def test_a_requeue_that_is_refused_at_a_stop_ends_the_job_with_the_reason() -> N
     play.silent, play.requeue_error = set(), "invalid job id"
     play.end_well(step=7)
     assert play.end is not None and play.end.outcome == "internal"
-    assert "not requeued: invalid job id; submit the job again in the same folder" in play.end.reason
+    assert "not requeued: invalid job id; submit the job again" in play.end.reason
 
 
 def test_the_nodes_that_are_out_are_not_to_be_given_again() -> None:
