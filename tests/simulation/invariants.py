@@ -106,8 +106,8 @@ _QUICK = frozenset((
     "worker_fails", "runner_killed", "node_crashes", "agent_dies", "link_breaks", "preflight_fails", "cancel", "halt",
     "agents_refused", "fabric_missed", "workers_hang", "workers_pause", "runner_broken", "time_warned", "scale",
     "booster_preempted", "booster_ends", "booster_killed", "boosters_start", "boosters_wait", "boosters_late",
-    "boosters_fail", "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin", "preempted", "slurm_cuts",
-    "sbatch_late", "runners_cancelled",
+    "boosters_fail", "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin",
+    "preempted", "slurm_cuts", "sbatch_late", "runners_cancelled",
 ))  # fmt: skip
 _KEEPS_NODES = frozenset((
     "worker_fails", "agent_dies", "workers_hang", "workers_pause", "cancel", "halt", "time_warned", "fabric_missed",
