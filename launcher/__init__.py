@@ -20,6 +20,7 @@
     registry       finds this user's jobs
     logs           finds and prints the logs of ranks and nodes
     log_text       makes the text of logs safe for a terminal
+    usage          node-hours of each account, own and borrowed
     outcome        how a job ends, and its exit codes
     stop_request   the file that requests a save and the end; scale_request.py: another number of nodes
     run_id         the id of a run; run_liveness.py: whether another run has ended

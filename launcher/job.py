@@ -76,8 +76,11 @@ class _Verbs:
         """
         return stop_job(self._known(), at_step, None if after_s is None else time.time() + after_s)
 
-    def scale(self, nodes: int) -> str:
+    def scale(self, nodes: int | None) -> str:
         """Have an elastic job train on another number of nodes, as soon as it has that many.
+
+        Args:
+            nodes: one of the sizes in its job file; None: as many as the job file allows.
 
         Returns:
             What will happen, in words.

@@ -7,6 +7,7 @@ records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service
 preemption.py   which jobs Slurm preempts for others
 hostlist.py     expands n[1-4] and compresses names
+requeue.py      how long a requeued job waits
 topology.py     which nodes are on one switch
 time_limit.py   sbatch's notations of a time limit
 command.py      the only place that runs programs

@@ -63,11 +63,12 @@ class Slurm:
 
     def jobs_named(self, name: str) -> dict[str, NamedJob]:
         """The user's jobs of this name, by number. Includes jobs that have ended, until Slurm forgets them."""
-        columns = "--Format=JobID:|,State:|,PreemptTime:|,Reason:|"  # with a separator nothing is cut off
+        fields = ("JobID", "State", "PreemptTime", "TimeLeft", "NodeList", "Reason")
+        columns = "--Format=" + ",".join(f"{field}:|" for field in fields)  # with a separator nothing is cut off
         argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", columns]
         lines = self._run(argv, env=self._env).stdout.splitlines()
-        rows = (line.strip().removesuffix("|").split("|", 3) for line in lines)
-        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 4}
+        rows = (line.strip().removesuffix("|").split("|", 5) for line in lines)
+        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 6}
 
     def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
         """State (see `state_below`) and nodes (a hostlist) of these jobs, by id. Jobs unknown to Slurm are left out.
@@ -87,6 +88,16 @@ class Slurm:
         """Like `states`, also for jobs that Slurm has forgotten; needs accounting (slurmdbd)."""
         columns = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         return _states(self._run(["sacct", *columns, "-j", ",".join(map(str, job_ids))], env=self._env).stdout)
+
+    def used(self, since: str) -> str:
+        """Rows of account|nodes|seconds|name of all users' jobs that ran since then; needs accounting (slurmdbd).
+
+        Args:
+            since: the earliest time, as sacct's --starttime takes it. What a job used before does not count.
+        """
+        columns = ["--noheader", "--parsable2", "--format=Account,AllocNodes,ElapsedRaw,JobName%256"]
+        argv = ["sacct", "--allusers", "--allocations", "--truncate", f"--starttime={since}", *columns]
+        return self._run(argv, env=self._env).stdout
 
     def cancel_named(self, name: str) -> None:
         """End all of the user's jobs of this name, if there are any."""

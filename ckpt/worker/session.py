@@ -289,11 +289,11 @@ class Session:
         if not self._sealing.settle(timeout_s):
             log.warning("rank %d: copies have not ended within %g s", self._identity.rank, timeout_s)
 
-    def _await_outcomes(self) -> None:
+    def _await_outcomes(self, *, closing: bool = False) -> None:
         if self._lost:
             return
         try:
-            self._agent.request("await_saves", timeout_s=self._deadlines.saves_s)
+            self._agent.request("await_saves", timeout_s=self._deadlines.saves_s, closing=closing)
             self._handle_events(0.0)
         except AgentError as error:
             log.warning("rank %d: cannot tell whether the last saves are safe: %s", self._identity.rank, error)
@@ -308,7 +308,7 @@ class Session:
         self._settle(self._deadlines.saves_s if wait else self._deadlines.slot_s)
         self._send("bye")
         if wait:
-            self._await_outcomes()
+            self._await_outcomes(closing=True)
         with self._lock:
             self._closed.set()
             self._agent.close()

@@ -6,6 +6,7 @@
     status    holdfast status, top
     logs      holdfast logs
     jobs      holdfast wait, scale, stop, cancel
+    usage     holdfast usage
     supervise holdfast supervise
     doctor    holdfast doctor
     cluster   holdfast cluster up, down, status

@@ -27,6 +27,7 @@ from launcher.cli.schema import schema
 from launcher.cli.start import run, submit
 from launcher.cli.status import status, top
 from launcher.cli.supervise import supervise
+from launcher.cli.usage import usage
 
 
 class _RoomVerbs(TyperGroup, ABC):
@@ -97,6 +98,7 @@ app.command("wait", short_help="Wait for a job's end; the exit code is the job's
 app.command("scale", short_help="Change the number of nodes of an elastic job.")(scale)
 app.command("stop", short_help="Save, then end a job. It is not requeued.")(stop)
 app.command("cancel", short_help="End a job at once, without a save.")(cancel)
+app.command("usage", short_help="Show the node-hours of each account: own, and borrowed by boosters.")(usage)
 app.command("supervise", short_help="Supervise a job inside a batch script.")(supervise)
 app.command("doctor", short_help="Check whether a job will run here.")(doctor)
 app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)

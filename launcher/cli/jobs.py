@@ -37,21 +37,25 @@ def wait(job: JobName, as_json: Json = False) -> None:
 
 def scale(
     job: JobName,
-    nodes: Annotated[int, typer.Argument(metavar="N", help="Number of nodes that train.", min=1, show_default=False)],
+    nodes: Annotated[
+        str, typer.Argument(metavar="N|auto", help="Number of nodes; auto: the job file's.", show_default=False)
+    ],
     as_json: Json = False,
 ) -> None:
     """Have an elastic job train on N nodes. N is one of the sizes in its job file.
 
     The job grows when it has the nodes: on Slurm when its boosters start, on the local cluster at once. It shrinks at
-    a step that all ranks agree on. Its state stays in memory. A new request replaces the earlier one.
+    a step that all ranks agree on. Its state stays in memory. A new request replaces the earlier one; `auto` ends it:
+    the job becomes as large as its job file allows.
     """
     from launcher.registry import find_job
     from launcher.submission.job_control import scale_job
 
     found = find_job(job)
-    message = scale_job(found, nodes)
+    size = _size(nodes)
+    message = scale_job(found, size)
     if as_json:
-        return print_json({"job_id": found.job_id, "nodes": nodes})
+        return print_json({"job_id": found.job_id, "nodes": size})
     return typer.echo(message)
 
 
@@ -94,6 +98,17 @@ def cancel(job: JobName, as_json: Json = False) -> None:
     if as_json:
         return print_json({"job_id": found.job_id, "message": message})
     return typer.echo(message)
+
+
+def _size(text: str) -> int | None:
+    """A number of nodes; None for "auto"."""
+    from launcher.errors import UsageError
+
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:9]) < 10**8:
+        raise UsageError(f"N: got {text!r:.40}, expected a number of nodes, at least 1, or auto")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -85,8 +85,13 @@ EVENTS: Mapping[str, EventKind] = {
     "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
     "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
     "booster_leaving": _kind("A booster that has no node yet is given up.", "allocation", allocation=TEXT, reason=TEXT),
-    "booster_end": _kind("A booster has ended.", "allocation", allocation=TEXT, reason=TEXT),
-    "scale_requested": _kind("A user has requested another number of nodes.", "nodes", nodes=COUNT),
+    "booster_end": _kind(
+        "A booster has ended. `again`: when another is requested.", "allocation",
+        allocation=TEXT, reason=TEXT, again=NUMBER,
+    ),
+    "scale_requested": _kind(
+        "A user has requested another number of nodes; no number: that of the job file.", nodes=COUNT
+    ),
     "resize": _kind(
         "The attempt ends so that one of another size can begin.", "attempt to", size=COUNT, to=COUNT, reason=TEXT
     ),
@@ -126,7 +131,10 @@ EVENTS: Mapping[str, EventKind] = {
     "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
     "agents_lost": _kind("The agents are lost; training continues.", "generation", generation=COUNT, reason=TEXT),
     "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
-    "problem": _kind("A problem that users should know about; the job continues.", what=TEXT, detail=TEXT, failed=TEXT),
+    "problem": _kind(
+        "A problem that users should know about; the job continues. `again`: when what failed is tried again.",
+        what=TEXT, detail=TEXT, failed=TEXT, again=NUMBER,
+    ),
     "fault": _kind(
         "The cause of an attempt's end. Only the first fault of an attempt counts.",
         "kind",

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.core.faults import PREEMPTED
 from launcher.history.pace import Pace
 from launcher.history.recovery import Recovery, RecoveryFold
-from launcher.history.size import LostTime, Size
+from launcher.history.size import BoostersNow, LostTime, Size
 
 Event = Mapping[str, Any]
 
@@ -61,6 +61,7 @@ class JobStatus:
         spares: further warm nodes.
         out: nodes that are out of use, with the reasons.
         size: why the job has its number of nodes, and what it waits for; None for a job with a fixed size.
+        elastic: the same as fields: requested, boosters with state, reason and nodes, ...
         faults: number of faults so far. The preemption of a booster is not a fault.
         step: the newest step that is known to be finished; 0 before the first.
         steps_per_s: speed over the last few reports; None if it is not known.
@@ -75,8 +76,6 @@ class JobStatus:
         events: the last events, oldest first, without frequent ones.
         submitted_nodes: the number of nodes that the job asked for at its start; None before it.
         ready: the nodes whose runners are connected, and whether each can start workers at once.
-        boosters: what each booster does or waits for, by allocation.
-        booster_nodes: the nodes of each booster whose runners have connected.
         tiers: the newest commits of each tier.
         recoveries: the last recoveries, oldest first. One with an empty rung has only its fault so far.
         pace: the steps per second since the first start, in equal parts of the time, oldest first.
@@ -94,6 +93,7 @@ class JobStatus:
     spares: tuple[str, ...] = ()
     out: Mapping[str, str] = field(default_factory=dict)
     size: str | None = None
+    elastic: BoostersNow | None = None
     faults: int = 0
     step: int = 0
     steps_per_s: float | None = None
@@ -106,8 +106,6 @@ class JobStatus:
     events: tuple[Event, ...] = ()
     submitted_nodes: int | None = None
     ready: Mapping[str, bool] = field(default_factory=dict)
-    boosters: Mapping[str, str] = field(default_factory=dict)
-    booster_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tiers: Mapping[str, TierState] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
     pace: tuple[float, ...] = ()
@@ -207,17 +205,17 @@ class StatusFold:
         spans = self.spans
         if self.is_training and spans:
             spans = [*spans[:-1], replace(spans[-1], end_s=max(spans[-1].end_s, end_s))]
+        elastic = None if self.end_s is not None else self.size.now()
         gained_s = sum(span.end_s - span.start_s for span in spans)
         return replace(
             self.known,
             ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
             steps_per_s=self._steps_per_s(),
-            size=None if self.end_s is not None else self.size.why(),
+            size=None if elastic is None else elastic.text(),
+            elastic=elastic,
             lost_s=self.lost_time.seconds(),
             seconds=seconds,
             events=tuple(self.recent),
-            boosters=self.size.standing(),
-            booster_nodes={name: tuple(sorted(booster.nodes)) for name, booster in self.size.boosters.items()},
             recoveries=tuple(self.recoveries.known()),
             pace=self.pace.rates(end_s),
         )
@@ -346,8 +344,11 @@ class StatusFold:
         self._set(reason=None)
 
     def _on_fault(self, event: Event) -> None:
-        self._stopped_training(event)
         is_counted = event.get("kind") != PREEMPTED
+        if event.get("attempt") is None and self.is_training:  # of a node or booster that does not train yet
+            self._set(faults=self.known.faults + is_counted)
+            return
+        self._stopped_training(event)
         self._set(state="recovering", reason=event.get("reason"), faults=self.known.faults + is_counted)
 
     def _on_resize(self, event: Event) -> None:

@@ -157,16 +157,17 @@ class NodeAttempt:
         if self._watch is not None:
             self._watch.look_after_agent()
 
-    def stop(self, *, terminated: bool) -> None:
+    def stop(self, *, terminated: bool, lower_s: float | None = 0.0) -> None:
         """Makes all ranks stop at one step boundary. Without an agent each rank stops by its own SIGTERM handler.
 
         Args:
+            lower_s: for how long ranks that have saved wait for the lower tiers; None: until their own deadline.
             terminated: whether Slurm has also sent a SIGTERM to the workers.
         """
         self._is_stopped = True
         self.look_at_handlers()
         if self._watch is not None:
-            self._watch.stop()
+            self._watch.stop(lower_s)
         elif self.number is not None:
             handling = [pid for pid in self._pids.values() if handles(pid, signal.SIGTERM)]
             if not (terminated or self._terminated):

@@ -276,7 +276,7 @@ class Runner:
         elif message.get("attempt") != attempt.number:
             return  # it is about an earlier attempt
         elif op == "stop":
-            attempt.stop(terminated=self._is_terminated)
+            attempt.stop(terminated=self._is_terminated, lower_s=message.get("lower_s"))
         elif op in ("release_agent", "finish_agent"):
             attempt.release_agent(finish=op == "finish_agent")
         elif op == "renew_agents":

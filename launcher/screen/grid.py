@@ -55,7 +55,7 @@ def node_cells(status: JobStatus) -> list[NodeCell]:
     """The job's nodes in node-rank order, then boosters that do not train yet, spares, and nodes that are out."""
     busy = _BUSY.get(status.state, "ended")
     newest = max(status.node_steps.values(), default=0)
-    boosters = {node for nodes in status.booster_nodes.values() for node in nodes}
+    boosters = {node for booster in status.elastic.boosters for node in booster.nodes} if status.elastic else set()
     cells = [_training(node, status, busy, newest) for node in status.nodes]
     known = {*status.nodes, *status.out, *status.spares}
     cells += [NodeCell(node=node, state="booster") for node in sorted(boosters - known)]

@@ -45,8 +45,9 @@ def job_lines(
     ]
     head = [_title(known, status), *_reason(status), *_labelled("next", soonest), Text()]
     parts = [*_speed(status, width, is_unicode), *_tiers(status, now_s), *_faults(status, now_s)]
-    parts += _labelled("booster", [f"{name} {standing}" for name, standing in status.boosters.items()])
-    if status.size is not None and not status.boosters:
+    boosters = status.elastic.boosters if status.elastic is not None else ()
+    parts += _labelled("booster", [f"{booster.id} {booster.standing()}" for booster in boosters])
+    if status.size is not None and not boosters:
         parts += _labelled("size", [status.size])
     cells = node_cells(status)
     room = height - len(head) - len(parts) - 3

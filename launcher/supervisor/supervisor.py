@@ -100,7 +100,7 @@ class Supervisor:
             successors,
             cluster.restart_count,
             cluster.allocation,
-            spec.most_boosters * spec.booster_nodes,
+            spec.sizes[0] if spec.most_boosters else 0,  # the base may have no more than one node
         )
         self._switches = failure_domains.switches_of(cluster.topology, cluster.nodes)
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
@@ -182,6 +182,8 @@ class Supervisor:
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
             if isinstance(given, inputs.NodeJoined):
                 self._allocations.joined(given.allocation)
+            if isinstance(given, inputs.Terminated):
+                given = await self._allocations.explained(given, state)
             log_signal(given)
             self._check_rule()
             if self._failure is not None:
@@ -204,6 +206,8 @@ class Supervisor:
         message: dict[str, Any] = {"op": command.order.value, "attempt": command.attempt}
         if command.order is do.Order.RENEW_AGENT:
             message["generation"] = command.generation
+        if command.order is do.Order.STOP:
+            message["lower_s"] = command.lower_s
         for node in command.nodes:
             self._links.send(node, message)
 

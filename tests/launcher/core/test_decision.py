@@ -711,7 +711,7 @@ def test_a_requeue_that_is_refused_is_said_with_its_reason() -> None:
     play.lose("n2")
     play.passes(LOSSES_S)
     assert play.end is not None and play.end.outcome == "too_few_nodes"
-    assert play.end.reason.endswith("; not requeued: invalid job id; submit the job again in the same folder")
+    assert play.end.reason.endswith("; not requeued: invalid job id; submit the job again")
 
 
 @pytest.mark.parametrize("stage", ["asking", "gathering", "training", "backing off", "scheduler"])
