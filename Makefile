@@ -21,10 +21,11 @@
 #
 # PYTEST_FLAGS adds flags to either suite; with -m it also chooses anew what runs.
 #
-# PyTorch. The constraints pin torch; which build pip finds is up to its indexes. A build that would bring CUDA packages
-# is refused on a machine without an NVIDIA driver. Choose with one of
+# PyTorch. The constraints pin torch; which build pip finds is up to its indexes. Where that build would bring CUDA packages
+# to a machine without an NVIDIA driver, the CPU build is taken if the indexes have it; else make prints the download's size
+# and goes on. Choose with one of
 #   make demo PIP_FLAGS="--extra-index-url URL"   URL = PyTorch's index of CPU builds, or your own
-#   make demo CUDA=1                              accept the CUDA build
+#   make demo CUDA=1                              the CUDA build, without looking for another
 #   make demo SITE_TORCH=1                        use the torch of $(PYTHON) (a module, a container): nothing is fetched
 #   make demo TORCH=torch==2.9.1                  another version
 
@@ -49,6 +50,18 @@ CONSTRAINTS = -c $(VENV)/constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 # Jobs on the test's Slurm start hundreds of Pythons, many as users that may not write beside the sources.
 COMPILE = $(BIN)/python -m compileall -q holdfast slurm lifecycle ckpt launcher
+
+# Prints the size of what pip would download, from its report.
+define DOWNLOAD_SIZE
+import json, sys, urllib.request
+try:
+    urls = [each["download_info"]["url"] for each in json.load(open(sys.argv[1]))["install"]]
+    heads = (urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10).headers for url in urls)
+    print(f"{sum(int(head['Content-Length']) for head in heads) / 1e6:,.1f} MB")
+except (OSError, TypeError, ValueError):
+    print("several gigabytes (the server tells no size)")
+endef
+export DOWNLOAD_SIZE
 
 AZURITE := azurite@3.35.0   # Microsoft's emulator of Azure Blob Storage
 
@@ -170,12 +183,14 @@ ifdef SITE_TORCH
 else
 	@echo "$(TORCH)" >> $(VENV)/constraints.txt
 	@$(PIP) --dry-run --ignore-installed --report $(VENV)/torch.json "$(TORCH)"
-	@if [ -z "$(CUDA)" ] && ! command -v nvidia-smi >/dev/null && grep -q '"name": "nvidia-' $(VENV)/torch.json; then \
-		echo "make: pip would install the CUDA build of $(TORCH) (gigabytes) on a machine without an NVIDIA driver."; \
-		echo "make: name an index of CPU builds with PIP_FLAGS='--extra-index-url URL', or accept it with CUDA=1 (see the top of the Makefile)."; \
-		exit 2; fi
-	@echo "installing $(TORCH)"
-	@$(PIP) "$(TORCH)"
+	@torch="$(TORCH)"; \
+	if [ -z "$(CUDA)" ] && ! command -v nvidia-smi >/dev/null && grep -q '"name": "nvidia-' $(VENV)/torch.json; then \
+		if $(PIP) --dry-run --ignore-installed "$(TORCH)+cpu" >/dev/null 2>&1; then torch="$(TORCH)+cpu"; else \
+			echo "make: no NVIDIA driver here, and no CPU build of $(TORCH) in pip's indexes: pip downloads the CUDA build,"; \
+			echo "make: $$($(BIN)/python -c "$$DOWNLOAD_SIZE" $(VENV)/torch.json). It runs on the CPU too. For a CPU build: PIP_FLAGS='--extra-index-url URL'"; \
+		fi; fi; \
+	echo "installing $$torch"; \
+	$(PIP) "$$torch"
 endif
 	@touch $@
 

@@ -29,8 +29,8 @@ class Checkpointer:
 
     A state is a dict, which may be nested, of torch tensors, NumPy arrays, Python values (ckpt.format.json_values lists
     them), and objects with state_dict() and load_state_dict(). The same script runs with and without the launcher.
-    Without it, on one node, `Checkpointer(namespace="x", shared="./ckpt")` starts its own agent. In an MPI program
-    `Checkpointer(comm, ...)` starts one on each node.
+    Without it, on one node, `Checkpointer(namespace="x", shared="./checkpoints")` starts its own agent. In an MPI
+    program `Checkpointer(comm, ...)` starts one on each node.
 
     Every rank makes the same calls in the same order. No method is a collective operation. Rank 0 logs saves and
     loads to the logger `ckpt`, at INFO; `logging.basicConfig(level="INFO")` shows them.

@@ -166,6 +166,19 @@ class S3Section(TierSection):
     )
     sse: str | None = _key("Encryption at the server.", default=None, **_TEXT, example="aws:kms")
     sse_kms_key_id: str | None = _key("The key of that encryption.", default=None, **_TEXT, example="alias/training")
+    bucket_owner: str | None = _key(
+        "AWS account that owns the bucket. Requests are refused if the name has come to another account.",
+        default=None,
+        pattern="^[0-9]{12}$",
+        expected="an AWS account id of 12 digits, in quotes",
+        example="123456789012",
+    )
     on_job_end: bool = _key(
         "Whether Slurm's epilog writes a dead job's newest step from memory to this tier.", default=False, example=True
     )
+
+    def _has_an_owner_of_aws(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if self.bucket_owner is not None and not self.url.startswith("s3://"):
+            yield "bucket_owner", f"got {self.bucket_owner}, which has no effect for {self.url:.80}; leave it out"
+
+    rules = (_has_an_owner_of_aws,)

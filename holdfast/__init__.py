@@ -17,7 +17,9 @@ Importing this package imports nothing else; each name is imported when it is fi
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,4 +61,22 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    _refuse_another(_HOME[name].partition(".")[0])
     return getattr(import_module(_HOME[name]), name)
+
+
+def _refuse_another(package: str) -> None:
+    """Raise ImportError if Python finds another package than Holdfast's under this name.
+
+    Such a package is installed in the same environment, or lies beside the script or in a folder of PYTHONPATH.
+    """
+    found = find_spec(package)
+    places = [] if found is None else list(found.submodule_search_locations or [found.origin or ""])
+    own = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), package)
+    if found is not None and own not in map(os.path.realpath, places):
+        raise ImportError(
+            f"{places[0]} hides Holdfast's package {package}: rename it if it is yours; if another distribution has "
+            f"installed it, uninstall that one or use an environment without it (Holdfast's own is {own})",
+            name=package,
+            path=places[0],
+        )

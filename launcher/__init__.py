@@ -1,7 +1,8 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
-    cli/           the `holdfast` command; progress.py is its live view
-    executor       submitit's executor
+    cli/           the `holdfast` command; progress.py follows `run`, waiting.py `wait`
+    screen/        the screens of `status --watch` and `top`
+    executor       submitit's executor; job.py: the job that it returns
     submission/    submits a job to Slurm or to the local cluster, or runs it inside an existing Slurm job
     supervisor/    drives the decision core: one per job
     core/          decides: state and input in, state and commands out
@@ -13,10 +14,13 @@
     env/           the environment of a job's processes: lint, fabric, containers, failure domains
     doctor/        checks whether a job will run here
     jobfile        the job file; its parts are in elastic.py, sbatch_options.py and gpus.py
+    program        what workers run, checked before submission; job_paths.py: the paths of a job file
     checkpoint_plan  calculates the space and time of a job's checkpoints
     boosters       checks whether Slurm can start an elastic job's boosters
     registry       finds this user's jobs
     logs           finds and prints the logs of ranks and nodes
+    log_text       makes the text of logs safe for a terminal
+    usage          node-hours of each account, own and borrowed
     outcome        how a job ends, and its exit codes
     stop_request   the file that requests a save and the end; scale_request.py: another number of nodes
     run_id         the id of a run; run_liveness.py: whether another run has ended

@@ -9,6 +9,7 @@ from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from slurm import Slurm, SlurmError
 from slurm.preemption import Boosters, Preemption
+from slurm.time_limit import time_limit_min
 
 
 def require_booster(spec: JobSpec) -> None:
@@ -67,6 +68,8 @@ def booster_problems(spec: JobSpec, preemption: Preemption, partition: str | Non
         qos=str(options["qos"]) if "qos" in options else None,
         base_partitions=base,
         base_qos=qos,
+        time_min=time_limit_min(str(options["time"])) if "time" in options else None,
+        has_time="time" in options,
     )
     for key, problem in preemption.problems(boosters):
         yield f"{key}: {problem}"

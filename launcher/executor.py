@@ -8,8 +8,10 @@ job.result()
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,8 +24,10 @@ from submitit.core.core import Executor as BaseExecutor
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, JobPaths
 
+from launcher import gpus, run_liveness
 from launcher.boosters import check_boosters
 from launcher.errors import UsageError
+from launcher.job import LocalJob, SlurmJob
 from launcher.jobfile import JobSpec
 from launcher.module_names import check_modules
 from launcher.registry import KnownJob, remember
@@ -31,8 +35,12 @@ from launcher.submission.in_allocation import run_here
 from launcher.submission.local import SupervisedLocalExecutor
 from launcher.submission.request import make_folder
 from launcher.submission.slurm import SupervisedSlurmExecutor
+from slurm.command import run
 
+_STAT_S = 30.0
+_log = logging.getLogger(__name__)
 _EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
+_JOBS = {"slurm": SlurmJob, "local": LocalJob}
 # update_parameters() names that describe the job itself -> the job file's names.
 _JOB_PARAMETERS = {
     "name": "name",
@@ -46,7 +54,7 @@ _JOB_PARAMETERS = {
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Torchrun:
-    """A training script to run on every node under torch elastic, as torchrun would.
+    """A training program to run on every node under torch elastic, as torchrun would.
 
     Pass it to `Executor.submit`. Or call it inside a job of any other executor, or on a laptop: the script then runs
     there, and the call returns the outcome. See `launcher.submission.in_allocation`.
@@ -54,21 +62,38 @@ class Torchrun:
     Args:
         script: path of the script; relative to the working directory at submission.
         args: its arguments.
+        module: whether `script` is a module's name, as torchrun's -m.
+        no_python: whether `script` is any other program, as torchrun's --no-python. Such a job needs a `name`.
         options: further keys of the job file: name, workers_per_node, env, restart, checkpoint, slurm.
+
+    Raises:
+        UsageError: both `module` and `no_python` are true.
     """
 
     script: str
     args: tuple[str, ...]
+    key: str
     options: Mapping[str, Any]
 
-    def __init__(self, script: str | os.PathLike[str], *args: str, **options: Any) -> None:
+    def __init__(
+        self,
+        script: str | os.PathLike[str],
+        *args: str,
+        module: bool = False,
+        no_python: bool = False,
+        **options: Any,
+    ) -> None:
+        if module and no_python:
+            raise UsageError("Torchrun: got module and no_python, expected one of them at most")
         object.__setattr__(self, "script", os.fspath(script))
         object.__setattr__(self, "args", args)
+        object.__setattr__(self, "key", "module" if module else "command" if no_python else "script")
         object.__setattr__(self, "options", options)
 
     def mapping(self, *args: str) -> dict[str, Any]:
         """The same job as keys of a job file, with further arguments for the script."""
-        return {**self.options, "script": self.script, "args": [*self.args, *args]}
+        program = [self.script] if self.key == "command" else self.script
+        return {**self.options, self.key: program, "args": [*self.args, *args]}
 
     def __call__(self, *args: str) -> dict[str, Any]:
         """Run the script on the nodes of the current Slurm job; outside of Slurm, on the local cluster.
@@ -112,6 +137,7 @@ class Executor(submitit.AutoExecutor):
         folder = _with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))
         self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
+        self._executor.job_class = _JOBS[self.cluster]
         self._deprecated_args: dict[str, str] = {}
         self._job_parameters: dict[str, Any] = {}
         BaseExecutor.__init__(self, self._executor.folder, self._executor.parameters)
@@ -165,17 +191,23 @@ class Executor(submitit.AutoExecutor):
         mapping = self._job_parameters | job.mapping(*delayed.args)
         if gres and isinstance(mapping.get("slurm") or {}, Mapping):
             mapping["slurm"] = gres | (mapping.get("slurm") or {})
-        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})")
+        auto = gpus.of_this_machine if self.cluster == "local" else gpus.not_here
+        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})", auto_gpus=auto)
 
     def _check(self, spec: JobSpec) -> None:
         """Raises UsageError for a job that cannot work, before anything is submitted."""
         check_modules(spec, os.environ)
         if spec.checkpoint and spec.checkpoint.shared:
-            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace)
+            waits = self.cluster == "slurm" and any(map(self._executor.option, ("dependency", "begin")))
+            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, waits=waits)
+        if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+            _log.warning("%s", remark)
         if self.cluster == "slurm":
+            check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self._executor.folder), spec)
             partition = self._executor.option("partition")
             check_partition(partition, spec)
             check_boosters(spec, partition, self._executor.option("qos"))
+            _remark_on_gpus(partition, spec)
 
 
 def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -227,10 +259,23 @@ def check_partition(names: str | None, spec: JobSpec) -> None:
         )
 
 
+def _remark_on_gpus(names: str | None, spec: JobSpec) -> None:
+    """Logs that the job leaves the GPUs of its partition alone. Says nothing if Slurm does not answer."""
+    from slurm import Slurm, SlurmError
+
+    if gpus.count(spec.gpus_per_node):
+        return
+    with contextlib.suppress(SlurmError):
+        if any(map(gpus.names_gpus, Slurm().gres(names))):
+            where = f"partition {names}" if names else "the partition"
+            _log.warning("%s has GPUs, none for the job: it trains on the CPU (see --gpus-per-node)", where)
+
+
 def _with_job_id(folder: Path | str) -> Path:
     if "://" in str(folder):
         raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
-    return Path(folder) if "%j" in str(folder) else Path(folder) / "%j"
+    folder = Path(folder).expanduser()
+    return folder if "%j" in str(folder) else folder / "%j"
 
 
 def _check_writable(folder: Path) -> None:
@@ -243,13 +288,48 @@ def _check_writable(folder: Path) -> None:
         raise UsageError(f"{folder}: jobs cannot be kept here ({error.strerror}); choose another folder") from error
 
 
-def _check_shared(path: str, namespace: str) -> None:
+def check_seen_by_nodes(folder: Path, spec: JobSpec) -> None:
+    """Check that the nodes of a Slurm job can see the folder of its files.
+
+    Raises:
+        UsageError: it is in this host's memory, and the job has other nodes.
+    """
+    from slurm import SlurmError
+
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        kind = run(["stat", "--file-system", "--format=%T", str(nearest)], timeout_s=_STAT_S).stdout.strip()
+    except SlurmError:
+        return  # not to be found out here
+    if spec.most_nodes > 1 and kind in ("tmpfs", "ramfs"):
+        raise UsageError(
+            f"{folder}: is in this host's memory ({kind}), expected a folder on a file system that all nodes share; "
+            "`holdfast doctor JOB.yaml` looks at it from a node"
+        )
+
+
+def _check_shared(path: str, namespace: str, *, waits: bool) -> None:
+    """Check that the job may have its namespace in the shared tier. An uncertain state of another run refuses nothing,
+    because the agents look again when the job starts.
+
+    Args:
+        path, namespace: those of the job.
+        waits: whether the job is to start after others have ended.
+
+    Raises:
+        UsageError: it cannot be used, or a running job has it.
+    """
     from ckpt import CheckpointError, check_shared
 
     try:
-        check_shared(path, namespace)
+        claim = check_shared(path, namespace)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
+    if claim is not None and not waits and (state := run_liveness.running(claim.run_id)):
+        raise UsageError(
+            f"checkpoint.namespace: {namespace} is in use in the shared tier by {claim} ({state}); wait for its end, "
+            "cancel it, or choose another namespace; on Slurm, --dependency=afterany:JOB queues this job behind it"
+        )
 
 
 def _cluster_name() -> str:

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 MAX_PER_NODE = 64  # a node's board, to which workers write their steps, has rows for 64 workers
-EXPECTED = f"a whole number, from 0 to {MAX_PER_NODE}, or a type and a number such as a100:8"
+EXPECTED = f"a whole number, from 0 to {MAX_PER_NODE}, or a type and a number such as a100:8, or auto"
 
 _DEVICES = Path("/dev")
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z0-9_.-]+):)?(?P<count>[0-9]{1,9})")
+_ITEMS = re.compile(r",(?![^()]*\))")  # scontrol and sinfo print GPUs with their sockets: gpu:8(S:0,2)
+_SHARED = ("shard", "mps")
 _GRES_GPUS = re.compile(r"gpu(?::(?![0-9]+$)(?P<type>[^:]+))?(?::(?P<count>[0-9]{1,9}))?")
 
 
-def requested(gpus_per_node: Any, gres: Any) -> int | str:
-    """The GPUs of each node, in the notation of `gpus_per_node`: 8, or a100:8.
+OfEachNode = Callable[[int], int]  # the GPUs of each node for `auto`, from the largest number of nodes
+
+
+def not_here(nodes: int) -> int:
+    """`auto` for a job that will get its nodes from Slurm: no GPUs, because Slurm gives none without a request."""
+    return 0
+
+
+def of_this_machine(nodes: int) -> int:
+    """`auto` on the local cluster, whose nodes share this machine's GPUs."""
+    return min(len(visible()) // nodes, MAX_PER_NODE)
+
+
+def of_the_allocation(nodes: int) -> int:
+    """`auto` inside a Slurm job: the GPUs that Slurm gave it on this node."""
+    given = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return min(int(given), MAX_PER_NODE) if given.isdecimal() else 0
+
+
+def requested(gpus_per_node: Any, gres: Any) -> int | str | None:
+    """The GPUs of each node, in the notation of `gpus_per_node`: 8, or a100:8. None for `auto` without a request.
 
     Args:
         gpus_per_node: the value in the job file; None if it is absent.
@@ -26,12 +47,17 @@ def requested(gpus_per_node: Any, gres: Any) -> int | str:
     Raises:
         ValueError: a value is not valid, or the two differ. The message begins with the key.
     """
+    for problem in gres_problems(gres):
+        raise ValueError(f"slurm.gres: {problem}")
     by_gres = of_gres(gres)
-    value = by_gres or 0 if gpus_per_node is None else gpus_per_node
+    gpus_per_node = None if gpus_per_node == "auto" else gpus_per_node
+    if (value := by_gres if gpus_per_node is None else gpus_per_node) is None:
+        return None
     if isinstance(value, str) and value.isdecimal():  # from the command line
         value = int(value)
     found = None if isinstance(value, bool) else _GPUS.fullmatch(str(value))
-    if not found or int(found["count"]) > MAX_PER_NODE or (found["type"] and not int(found["count"])):
+    kind = (found["type"] or "").lower() if found else ""
+    if not found or int(found["count"]) > MAX_PER_NODE or (kind and not int(found["count"])) or kind == "gpu":
         raise ValueError(
             f"{'slurm.gres' if gpus_per_node is None else 'gpus_per_node'}: got {value!r:.80}, expected {EXPECTED}"
         )
@@ -55,11 +81,49 @@ def of_gres(gres: Any) -> int | str | None:
 
     Like `gpus_per_node`, --gres is for each node: gpu:8, or gpu:a100:8,lustre:1.
     """
-    found = [_GRES_GPUS.fullmatch(item.strip()) for item in str(gres or "").split(",")]
+    found = [_GRES_GPUS.fullmatch(item.strip()) for item in _ITEMS.split(str(gres or ""))]
     gpus = [(each["type"], int(each["count"] or 1)) for each in found if each]
     if len(gpus) == 1 and gpus[0][0] and gpus[0][1]:
         return f"{gpus[0][0]}:{gpus[0][1]}"
     return sum(count for _, count in gpus) if gpus else None
+
+
+def gres_problems(gres: Any) -> Iterator[str]:
+    """The requests for GPUs in a value of --gres that do not count as such: Slurm would refuse them, or grant parts of
+    GPUs, and the job would train on the CPU."""
+    for item in _ITEMS.split(str(gres or "")):
+        name = _name(item)
+        if name in _SHARED:
+            yield f"got {item.strip()!r:.80}: a part of a GPU, expected whole ones, such as gpu:1"
+        elif name == "gpu" and not _GRES_GPUS.fullmatch(item.strip()):
+            plain = re.sub(r"[:=]+", ":", item.partition("(")[0].strip())
+            plain = "gpu" + re.sub(r"^(gres[:/])?gpu", "", plain, flags=re.IGNORECASE)
+            expected = plain if _GRES_GPUS.fullmatch(plain) else "gpu:8 or gpu:a100:8"
+            yield f"got {item.strip()!r:.80}, expected {expected}"
+
+
+def names_gpus(request: Any) -> bool:
+    """Whether a value of --gres, of --tres-per-task, or sinfo's %G, names GPUs or parts of them."""
+    return any(_name(item) in ("gpu", *_SHARED) for item in _ITEMS.split(str(request or "")))
+
+
+def remark(gpus_per_node: int | str, workers_per_node: int) -> str:
+    """What a user may not expect of a job on this machine: it trains on the CPU. "" if that is not so."""
+    asked, here = count(gpus_per_node), len(visible())
+    if here and not asked:
+        found = "1 GPU" if here == 1 else f"{here} GPUs"
+        return f"{found} here, none for the job: it trains on the CPU (see --gpus-per-node)"
+    if asked and not here:
+        workers = "1 worker" if workers_per_node == 1 else f"{workers_per_node} workers"
+        return f"gpus_per_node: got {gpus_per_node}, and this machine has no GPU: {workers} a node train on the CPU"
+    return ""
+
+
+def _name(item: str) -> str:
+    """The name in an item of --gres (gpu:8), of --tres-per-task (gres/gpu:8), or of what Slurm prints (gpu=8)."""
+    words = [word for word in re.split(r"[:/=(]", item.strip().lower()) if word]
+    words = words[1:] if words[:1] == ["gres"] else words
+    return words[0] if words else ""
 
 
 def each_of(total: Any, nodes: int) -> str | None:

@@ -1,15 +1,14 @@
 """The job file: script, number of nodes, restarts, checkpoints. It is validated once, before anything is submitted.
 
-Relative paths (`script`, `checkpoint.shared.path`) are relative to the job file's folder, not to the working directory.
+Relative paths (`script`, `checkpoint.shared.path`) are relative to the job file's folder, not to the working directory;
+`progress` is relative to the working directory, in which the script runs. `~` and variables in paths are expanded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import glob
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ from launcher.elastic import (
     sizes_of,
 )
 from launcher.errors import LauncherError, UsageError
+from launcher.job_paths import with_paths_expanded
+from launcher.program import is_shell_script, name_and_check
 from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
 from lifecycle.settings.keys import key
@@ -92,13 +93,29 @@ class JobSpec:
         "The job's name, also the default checkpoint namespace.",
         pattern=_NAME,
         expected="letters, digits, '_', '.', '-' (128 at most)",
-        derived="the script's name",
+        derived="the script's or the module's name; required with `command`",
         example="gpt",
     )
-    script: Path = key(
-        "The training script; a relative path counts from the job file's folder.",
+    script: Path | None = key(
+        "The training script; a relative path counts from the job file's folder. Or give `module` or `command`.",
+        default=None,
         expected="the path of a Python script",
         example="train.py",
+    )
+    module: str | None = key(
+        "A module to run as `python -m` does, instead of `script`. It is looked for in the working directory, in "
+        "PYTHONPATH and among the installed ones.",
+        default=None,
+        expected="a module's name, such as pkg.train",
+        example="pkg.train",
+    )
+    command: tuple[str, ...] = key(
+        "A program and its arguments, to run instead of `script` in each worker; `args` follow them. Relative paths "
+        "count from the working directory.",
+        default=(),
+        free_text=True,
+        expected="a string or a number; put it in quotes",
+        example="[bash, run.sh]",
     )
     args: tuple[str, ...] = key(
         "Arguments of the script.",
@@ -112,10 +129,10 @@ class JobSpec:
         "Further nodes, kept warm to replace lost ones.", default=0, ge=0, le=MAX_NODES, unit="nodes", example=1
     )
     gpus_per_node: int | str = key(
-        "GPUs of each node, of one type where it is named; 0 trains on the CPU.",
-        default=0,
+        "GPUs of each node, of one type where it is named; 0 trains on the CPU. auto takes those of `slurm.gres`; "
+        "without it, on the local cluster this machine's, divided among the nodes, and inside a Slurm job the job's.",
+        default="auto",
         expected=gpus.EXPECTED,
-        derived="those of `slurm.gres`, else 0",
         unit="GPUs",
         example="a100:8",
     )
@@ -160,7 +177,8 @@ class JobSpec:
         example="[lightning, transformers.Trainer]",
     )
     progress: str | None = key(
-        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress.",
+        "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress. A "
+        "relative pattern counts from the directory in which the script runs, as the script's own relative paths do.",
         default=None,
         pattern="^.+$",
         expected="a pattern of files, such as out/ckpt*.pt",
@@ -177,7 +195,12 @@ class JobSpec:
 
     @classmethod
     def from_mapping(
-        cls, mapping: Any, base_dir: Path, source: str = "job", overrides: Mapping[str, Any] | None = None
+        cls,
+        mapping: Any,
+        base_dir: Path,
+        source: str = "job",
+        overrides: Mapping[str, Any] | None = None,
+        auto_gpus: gpus.OfEachNode = gpus.not_here,
     ) -> JobSpec:
         """Validate a job that is given as plain data.
 
@@ -186,6 +209,7 @@ class JobSpec:
             base_dir: the folder to which relative paths are relative.
             source: name of the mapping in errors, usually the job file's name.
             overrides: keys from the command line, which override those of `mapping`; in `slurm`, option by option.
+            auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`.
 
         Raises:
             UsageError: the job is not valid. One line for each unknown key, wrong type or value, or missing script.
@@ -198,13 +222,16 @@ class JobSpec:
             spec = validated(cls, data, found, source=source, sources=sources)
         except LifecycleError as error:
             raise UsageError(str(error)) from None
+        if spec.gpus_per_node == "auto":
+            spec = dataclasses.replace(spec, gpus_per_node=auto_gpus(spec.sizes[0]))
+        if "workers_per_node" not in data:
+            spec = dataclasses.replace(spec, workers_per_node=max(1, gpus.count(spec.gpus_per_node)))
         checkpoint = spec.checkpoint
         if checkpoint and checkpoint.shared:
             path = str(base_dir.absolute() / checkpoint.shared.path)
             checkpoint = dataclasses.replace(checkpoint, shared=dataclasses.replace(checkpoint.shared, path=path))
-        progress = spec.progress and os.path.join(glob.escape(str(base_dir.absolute())), spec.progress)
-        script = base_dir.absolute() / spec.script
-        return dataclasses.replace(spec, script=script, checkpoint=checkpoint, progress=progress)
+        script = None if spec.script is None else base_dir.absolute() / spec.script
+        return dataclasses.replace(spec, script=script, checkpoint=checkpoint)
 
     def _sizes_fit(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.elastic and all_sizes_are_numbers(given["elastic"]) and not any(contradictions(self.elastic)):
@@ -233,8 +260,8 @@ class JobSpec:
         yield from _time_problem("slurm.time", self.slurm.get("time"))
 
     rules = (
-        _sizes_fit, _variables_have_names, _preloads_are_modules, _time_is_given_once, _time_is_slurms,
-        _slurm_time_is_slurms,
+        _sizes_fit, _variables_have_names, _preloads_are_modules, _time_is_given_once,
+        _time_is_slurms, _slurm_time_is_slurms,
     )  # fmt: skip
 
     @property
@@ -285,7 +312,8 @@ class JobSpec:
         """The job as JSON data; from_json() of it gives an equal JobSpec on any host that sees the same files."""
         return {
             **dataclasses.asdict(self),
-            "script": str(self.script),
+            "script": None if self.script is None else str(self.script),
+            "command": list(self.command),
             "args": list(self.args),
             "preload": list(self.preload),
         }
@@ -303,18 +331,22 @@ class JobSpec:
                 name: None if data[name] is None else made(data[name]) for name, made in optional.items()
             }
             sections |= {"restart": Restart(**data["restart"])}
-            sections |= {name: tuple(data[name]) for name in ("args", "preload")}
-            return cls(**{**data, **sections, "script": Path(data["script"])})
+            sections |= {name: tuple(data[name]) for name in ("args", "command", "preload")}
+            script = None if data["script"] is None else Path(data["script"])
+            return cls(**{**data, **sections, "script": script})
         except (AttributeError, KeyError, TypeError, CheckpointError) as error:
             raise LauncherError(f"not a job as holdfast writes it: {error!r:.200}; submit the job again") from None
 
 
-def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> JobSpec:
+def load_job(
+    path: Path | str, overrides: Mapping[str, Any] | None = None, auto_gpus: gpus.OfEachNode = gpus.not_here
+) -> JobSpec:
     """Reads and validates a job file.
 
     Args:
         path: the file.
         overrides: keys from the command line, which override those of the file.
+        auto_gpus: finds the GPUs of each node for `gpus_per_node: auto`; the default is for a job in Slurm's queue.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or does not describe a job.
@@ -322,11 +354,17 @@ def load_job(path: Path | str, overrides: Mapping[str, Any] | None = None) -> Jo
     from lifecycle.settings.yaml_file import read_yaml
 
     path = Path(path)
+    if path.is_file() and (path.suffix == ".py" or is_shell_script(path)):
+        kind = "Python" if path.suffix == ".py" else "shell"
+        raise UsageError(
+            f"{path}: is a {kind} script, expected a job file (YAML); `holdfast init` writes one: its `script` names a "
+            "Python script, its `command` any other program"
+        )
     try:
         found = read_yaml(path, "a job file")
     except LifecycleError as error:
         raise UsageError(str(error)) from None
-    return JobSpec.from_mapping(found, path.absolute().parent, str(path), overrides)
+    return JobSpec.from_mapping(found, path.absolute().parent, str(path), overrides, auto_gpus)
 
 
 def read_job(job_dir: Path) -> JobSpec:
@@ -369,16 +407,9 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
         return mapping, {}
-    data = dict(mapping)
     found: dict[tuple[str | int, ...], str] = {}
-    script = data.get("script")
-    if isinstance(script, str | os.PathLike) and script:
-        path = base_dir.absolute() / script
-        data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", path.stem)[:128])
-        if str(path).isprintable() and not path.is_file():
-            found["script",] = f"no file {path}; relative paths count from the job file's folder"
-    else:
-        data.setdefault("name", "x")
+    data = with_paths_expanded(dict(mapping), found)
+    name_and_check(data, base_dir, found)
     if isinstance(options := data.get("slurm"), Mapping):
         nodes = data.get("nodes", 1)
         problems = option_problems(options, nodes if isinstance(nodes, int) and nodes > 0 else 1)
@@ -386,8 +417,8 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
         data["slurm"] = normal_options(options)
     try:
         gres = data["slurm"].get("gres") if isinstance(options, Mapping) else None
-        data["gpus_per_node"] = gpus.requested(data.get("gpus_per_node"), gres)
-        data.setdefault("workers_per_node", max(1, gpus.count(data["gpus_per_node"])))
+        asked = gpus.requested(data.get("gpus_per_node"), gres)
+        data["gpus_per_node"] = "auto" if asked is None else asked
     except ValueError as error:
         where, _, problem = str(error).partition(": ")
         found[tuple(where.split("."))] = problem
@@ -399,6 +430,8 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
             found |= {("elastic", "booster", "slurm", name): problem for name, problem in problems}
             booster["slurm"] = normal_options(options)
             asked, expected = gpus.of_gres(options.get("gres")), data.get("gpus_per_node")
+            for problem in gpus.gres_problems(options.get("gres")):
+                found["elastic", "booster", "slurm", "gres"] = problem
             if None not in (asked, expected) and asked != expected:
                 found["elastic", "booster", "slurm", "gres"] = (
                     f"got {options['gres']}, expected the GPUs of the job's other nodes, gpus_per_node: {expected}"

@@ -55,6 +55,8 @@ def check_modules(spec: JobSpec, env: Mapping[str, str]) -> None:
                 f"{found} hides Holdfast's package {name} from its own programs under Python 3.10; "
                 "rename it, submit from another directory, or use Python 3.11 or newer"
             )
+    if spec.script is None:
+        return
     found = _found("ckpt", [str(spec.script.parent)])
     if found and (spec.checkpoint is not None or _imports_holdfast(spec.script)):
         raise UsageError(f"{found} hides Holdfast's package ckpt, which {spec.script.name} uses; rename it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -11,16 +12,26 @@ from typing import IO, Any
 _LONGEST_BYTES = 16 << 20
 
 
-def open_plain(path: Path) -> IO[bytes]:
+def open_plain(path: Path, most_of_others: int | None = None) -> IO[bytes]:
     """Open a regular file for reading.
 
+    Args:
+        path: the file.
+        most_of_others: the largest size in bytes of a file that belongs to another user; None for any size.
+
     Raises:
-        OSError: the file is missing, cannot be read, or is a pipe, a socket or a device.
+        OSError: the file is missing, cannot be read, is a pipe, a socket or a device, or is another user's and larger.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)
         raise OSError(0, "not a regular file", str(path))
+    if most_of_others is not None and facts.st_uid != os.geteuid() and facts.st_size > most_of_others:
+        os.close(descriptor)
+        raise OSError(
+            errno.EFBIG, f"{facts.st_size} bytes of uid {facts.st_uid}, expected at most {most_of_others}", str(path)
+        )
     return os.fdopen(descriptor, "rb")
 
 

@@ -13,15 +13,18 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.history.events import Event, read_events
+from launcher.history.events import Event, EventReader
 from launcher.plain_file import read_json
 
 _log = logging.getLogger(__name__)
+
+_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +101,22 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
     """Find a job.
 
     Args:
-        reference: the job's folder; or its id in `runs`; or its id or name in the registry (the newest of a name).
+        reference: the job's folder; or its id in `runs`; or its id or name in the registry (the newest of a name); or
+            the beginning or end of an id on the local cluster. Of a Slurm job the whole id is needed, because the
+            beginning of a number is another number.
         runs: the folder of job folders that is searched first; default ./runs.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: there is no such job, or the part of an id is that of several jobs.
     """
+    jobs = known_jobs()
     for folder in (Path(reference), (runs or Path("runs")) / reference):
         if _is_job(folder):
-            return _of_folder(folder.absolute())
-    jobs = known_jobs()
+            known = (job for job in jobs if job.folder == folder.absolute())
+            return next(known, None) or _of_folder(folder.absolute())
     found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
     found = found or [job for job in jobs if reference == job.name]
+    found = found or _by_part(reference, listed_jobs(runs))
     if not found:
         raise UsageError(
             f"no job {reference!r}: not a job's folder, not in ./runs, not submitted from here; "
@@ -118,18 +125,29 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
     return found[-1]
 
 
+def _by_part(part: str, jobs: Sequence[KnownJob]) -> list[KnownJob]:
+    """The one job whose id begins with, or else ends with, a part; empty if there is none.
+
+    Raises:
+        UsageError: it is a part of several ids.
+    """
+    named = [job for job in jobs if not job.job_id.replace("_", "", 1).isdigit()]
+    found = [job for job in named if job.job_id.startswith(part)] or [job for job in named if job.job_id.endswith(part)]
+    if part and len(found) > 1:
+        ids = ", ".join(job.job_id for job in found[::-1][:_NAMED])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise UsageError(f"job {part!r}: expected one job, {len(found)} have it in their ids: {ids}{more}")
+    return found if part else []
+
+
 def _of_folder(folder: Path) -> KnownJob:
     """A job that is not in the registry, from its folder alone. An sbatch script may have started it."""
-    for known in known_jobs():
-        if known.folder == folder:
-            return known
     spec: dict[str, Any] = {}
-    events: list[Event] = []
+    start: Event = {}
     with contextlib.suppress(OSError, ValueError):
         spec = read_json(folder / "job.json")
-    with contextlib.suppress(OSError):
-        events = read_events(folder / "events.jsonl")
-    start = next((event for event in events if event["event"] == "job_start"), {})
+    with contextlib.suppress(OSError, StopIteration):
+        start = next(event for event in EventReader(folder / "events.jsonl").new() if event["event"] == "job_start")
     is_slurm = folder.name.isdigit() or _is_submitted(folder)
     cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
     slurm_cluster, job_id = "", folder.name

@@ -11,9 +11,13 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt.agent.process.launch import PYTHON
 from slurm import Slurm, SlurmError
+
+if TYPE_CHECKING:
+    from launcher.supervisor_process import Process
 
 _UNSURE = "NODE_FAIL"  # processes may still run on a node that Slurm cannot reach
 
@@ -44,22 +48,44 @@ def verdict(run_id: str, slurm: Slurm, env: Mapping[str, str]) -> tuple[bool, st
     return job.has_ended and job.state != _UNSURE, f"job {match[2]} is {job.state}"
 
 
+def running(run_id: str) -> str:
+    """What shows that a run certainly goes on, in words; "" if nothing does."""
+    local = _local_process(run_id, os.environ)
+    if local is not None:
+        return f"its supervisor is process {local.pid} here" if local.alive() else ""
+    match = re.fullmatch(r"slurm-(.+)-([0-9]{1,10})", run_id, re.ASCII)
+    if match is None:
+        return ""
+    try:
+        slurm = Slurm()
+        job = slurm.job(int(match[2])) if match[1] == slurm.cluster_name() else None
+    except SlurmError:
+        return ""
+    return f"job {match[2]} is {job.state}" if job is not None and job.state == "RUNNING" else ""
+
+
 def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
     """The same for a local run, searched in the registry and in the folder that has the current job's folder."""
     from launcher.processes import pids_with_environment
-    from launcher.registry import listed_jobs
-    from launcher.run_id import local_run_id
-    from launcher.supervisor_process import Process
 
-    beside = Path(env["HOLDFAST_JOB_DIR"]).parent if env.get("HOLDFAST_JOB_DIR") else None
-    job = next((job for job in listed_jobs(beside) if local_run_id(job.folder) == run_id), None)
-    process = Process.read(job.folder) if job is not None else None
+    process = _local_process(run_id, env)
     if process is None:
         return False, "is no local job that is known here"
     if not process.has_ended():
         return False, f"its supervisor, process {process.pid} on {process.host}, may live"
     left = pids_with_environment({"HOLDFAST_RUN_ID": run_id})
     return not left, f"its processes live: {left}" if left else "its processes are gone"
+
+
+def _local_process(run_id: str, env: Mapping[str, str]) -> Process | None:
+    """The supervisor of a local run; None if the run is not known here."""
+    from launcher.registry import listed_jobs
+    from launcher.run_id import local_run_id
+    from launcher.supervisor_process import Process
+
+    beside = Path(env["HOLDFAST_JOB_DIR"]).parent if env.get("HOLDFAST_JOB_DIR") else None
+    job = next((job for job in listed_jobs(beside) if local_run_id(job.folder) == run_id), None)
+    return Process.read(job.folder) if job is not None else None
 
 
 def main() -> int:

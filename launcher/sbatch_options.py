@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from launcher import gpus
 from launcher.errors import UsageError
-from launcher.gpus import each_of
 
 Options = dict[str, str | Literal[True]]  # by long name with dashes; True is a flag without value
 
@@ -22,6 +22,7 @@ OWNED_SBATCH_OPTIONS = {
     "gpus-per-node": "set `gpus_per_node` in the job file",
     "gpus": "every node needs as many: set `gpus_per_node` in the job file",
     "gpus-per-task": "a node's workers share its GPUs: set `gpus_per_node` in the job file",
+    "gpus-per-socket": "set `gpus_per_node` in the job file",
     "job-name": "set `name` in the job file",
     "array": "submit one job per configuration",
     "output": "logs are kept in the job's folder",
@@ -36,6 +37,8 @@ OWNED_SBATCH_OPTIONS = {
     "wait": "a job gets its options once sbatch has returned; `holdfast logs JOB -f` waits for a job's end",
     "clusters": "submit on a login node of that cluster",
 }
+# Options that no SBATCH_* variable may set: GPUs that it requests would not count.
+NOT_FROM_ENVIRONMENT = (*OWNED_SBATCH_OPTIONS, "gres", "tres-per-task")
 
 
 def normal_options(section: Mapping[Any, Any]) -> Options:
@@ -87,9 +90,11 @@ def check_sbatch_option(option: str, value: Any, where: str, nodes: int) -> None
 def _refusal(option: str, value: Any, nodes: int, owned: Mapping[str, str]) -> str:
     if option in owned:
         instead = owned[option]
-        if option == "gpus" and (each := each_of(value, nodes)):
+        if option == "gpus" and (each := gpus.each_of(value, nodes)):
             instead = f"set `gpus_per_node: {each}` in the job file, or submit with --gpus-per-node {each}"
         return f"not an option to pass on; {instead}"
+    if option.startswith("tres-per-") and gpus.names_gpus(value):
+        return f"got {value!r:.80}: it requests GPUs; set `gpus_per_node` in the job file"
     if option == "signal" and not _TIME_LIMIT_SIGNAL.fullmatch(str(value)):
         return f"got {value!r:.80}, expected USR1@SECONDS or USR2@SECONDS, B: before it"
     return ""

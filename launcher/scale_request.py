@@ -22,12 +22,12 @@ class ScaleRequest:
 
     Attributes:
         host: the host on which the user made the request.
-        nodes: number of nodes that are to train.
+        nodes: number of nodes that are to train; None for the size in the job file.
         asked_s: time of the request, in seconds since the epoch.
     """
 
     host: str
-    nodes: int
+    nodes: int | None
     asked_s: float = field(default_factory=time.time)
 
     @classmethod
@@ -37,7 +37,8 @@ class ScaleRequest:
             request = cls(**read_json(job_dir / _NAME))
         except (OSError, ValueError, TypeError):
             return None
-        is_count = isinstance(request.nodes, int) and not isinstance(request.nodes, bool) and request.nodes > 0
+        nodes = request.nodes
+        is_count = nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0)
         return request if is_count and isinstance(request.asked_s, int | float) else None
 
     def write(self, job_dir: Path) -> None:

@@ -35,13 +35,14 @@ class Tail:
         except FileNotFoundError:
             return
 
-    def skip_to_last(self, count: int) -> None:
-        """Skip all but the last `count` complete lines."""
+    def skip_to_last(self, count: int) -> int:
+        """Skip all but the last `count` complete lines. Returns how many are left."""
         try:
             with open_plain(self.path) as file:
-                self._offset = _start_of_last(file, count)
+                self._offset, left = _start_of_last(file, count)
         except FileNotFoundError:
-            return
+            return 0
+        return left
 
     def rest(self) -> str:
         """The text after the last line end, of a file that does not grow any more."""
@@ -53,10 +54,11 @@ class Tail:
         return [event for line in self.lines() if (event := parse_event(line)) is not None]
 
 
-def _start_of_last(file: IO[bytes], count: int) -> int:
-    """The offset in bytes at which the last `count` complete lines of a file begin."""
+def _start_of_last(file: IO[bytes], count: int) -> tuple[int, int]:
+    """The offset in bytes at which the last `count` complete lines of a file begin, and how many there are."""
     start, ends = file.seek(0, 2), 0
-    while start > 0:
+    first = max(0, start - (count + 1) * _CHUNK_BYTES)  # a line is no longer than a chunk
+    while start > first:
         length = min(_CHUNK_BYTES, start)
         start -= length
         file.seek(start)
@@ -65,5 +67,5 @@ def _start_of_last(file: IO[bytes], count: int) -> int:
         while (end := data.rfind(b"\n", 0, end)) >= 0:
             ends += 1
             if ends > count:
-                return start + end + 1
-    return 0
+                return start + end + 1, count
+    return start, ends

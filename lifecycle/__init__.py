@@ -7,7 +7,8 @@ provision/ the steps that provision a bare node; on_create.sh starts them
 versions   which versions of torch, NCCL and EFA belong together (versions.yaml)
 inventory  the versions that are installed; software: `node versions` and `node image`
 image      recipes of training images
-slurm_conf prints and lints the lines of slurm.conf for hooks and elastic jobs
+slurm_conf prints and lints the lines of slurm.conf for hooks and elastic jobs, and of topology.conf
+hyperpod   what SageMaker HyperPod says about a cluster on each of its nodes
 instance   the hardware that a machine of this type should have
 blocks     prints tables
 files      writes files that all users may read

@@ -13,12 +13,11 @@ home=$(realpath -m -- "${HOLDFAST_HOME:-/opt/holdfast}")
 resources=${SAGEMAKER_RESOURCE_CONFIG_PATH:-/opt/ml/config/resource_config.json}
 [[ $EUID -eq 0 ]] || { echo "on_create.sh: got user $EUID, expected root; run it with sudo" >&2; exit 2; }
 
-# HyperPod has two files. If only one exists, the node's role cannot be determined.
+# HyperPod's resource_config.json says what this node is; in older clusters provisioning_parameters.json does.
 given=$here/provisioning_parameters.json kept=/etc/holdfast/provisioning_parameters.json
-if [[ -f $resources && ! -f $given && ! -f $kept ]]; then
-    echo "on_create.sh: got $resources without $given: copy your provisioning_parameters.json beside this script" >&2
-    exit 2
-elif [[ -f $given && ! -f $resources ]]; then
+# Where any user may make files (ParallelCluster's /tmp), and of another user, it is nobody's word.
+[[ ! -k $here && (! -e $given || -O $given) ]] || given=
+if [[ -f $given && ! -f $resources ]]; then
     echo "on_create.sh: got $given without $resources, which HyperPod writes; outside HyperPod, remove the first" >&2
     exit 2
 fi
@@ -113,7 +112,7 @@ mkdir -p /etc/holdfast
 cd "$origin" # relative paths among the arguments begin there
 if [[ -f $resources ]]; then
     [[ ! -f $given ]] || cmp -s "$given" "$kept" || cp "$given" "$kept"
-    set -- --resource-config "$resources" --parameters "$kept" "$@"
+    set -- --resource-config "$resources" "$@"
     mkdir -p /var/log/provision # HyperPod sends what is here to CloudWatch
     "$home/bin/python" -I -m launcher node provision "$@" 2>&1 | tee -a /var/log/provision/provisioning.log
 else

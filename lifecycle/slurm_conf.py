@@ -10,6 +10,7 @@ import typer
 
 from lifecycle.blocks import print_json
 from lifecycle.errors import NodeUsageError
+from lifecycle.hyperpod import read_cluster
 from slurm.conf import Remark, hook_lines, lint
 from slurm.hooks.entry import DIRECTORY
 from slurm.preemption_conf import elastic_lines, lint_elastic
@@ -27,16 +28,23 @@ def slurm_conf(
     elastic: Annotated[
         bool, typer.Option("--elastic", help="The lines for elastic jobs instead of those for hooks.")
     ] = False,
+    topology: Annotated[
+        Path | None,
+        typer.Option(
+            "--topology", help="The lines of topology.conf, from HyperPod's resource_config.json.", metavar="FILE"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the lines that slurm.conf needs for the hooks, or with --lint what a slurm.conf lacks.
 
-    With --elastic: the lines for elastic jobs, an example with two partitions.
+    With --elastic: the lines for elastic jobs, an example with two partitions. With --topology: topology.conf, for a
+    HyperPod cluster whose Slurm has none.
 
     Exit code 1: --lint found a missing or wrong line without which the hooks, or elastic jobs, do not work.
     """
     if lint_file is None:
-        lines = elastic_lines() if elastic else hook_lines(directory)
+        lines = _topology(topology) if topology else elastic_lines() if elastic else hook_lines(directory)
         print_json(lines) if as_json else typer.echo("\n".join(lines))
         return
     text = _read(lint_file)
@@ -49,6 +57,15 @@ def slurm_conf(
         if not remarks:
             typer.echo(f"{lint_file}: all that {'elastic jobs' if elastic else 'the hooks'} need is there")
     raise typer.Exit(1 if any(remark.needed for remark in remarks) else 0)
+
+
+def _topology(path: Path) -> list[str]:
+    lines = read_cluster(path).topology_lines()
+    if not lines:
+        raise NodeUsageError(
+            f"--topology {path}: no instance has a label network-node-layer-N, so the tree is not known"
+        )
+    return lines
 
 
 def _read(path: Path) -> str:

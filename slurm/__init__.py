@@ -1,11 +1,13 @@
 """Talks to Slurm. Uses only the standard library and imports none of the other packages.
 
 environment.py  the variables that Slurm sets for a process inside a job
+sbatch_environment.py  variables that override a batch script
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service
 preemption.py   which jobs Slurm preempts for others
 hostlist.py     expands n[1-4] and compresses names
+requeue.py      how long a requeued job waits
 topology.py     which nodes are on one switch
 time_limit.py   sbatch's notations of a time limit
 command.py      the only place that runs programs

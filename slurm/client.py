@@ -21,6 +21,13 @@ from slurm.topology import Topology
 _CONNECT_TIMEOUT_S = 2.0
 _JOBS = re.compile(r"^JobId=.*?\sNumNodes=.*?(?=^JobId=|\Z)", re.DOTALL | re.MULTILINE)  # a job's name may have lines
 
+# What sbatch prints of a job that it has accepted, with and without --parsable. Wrappers of sites print the number
+# alone, banners before it, or colours.
+_COLOUR = r"(?:\x1b\[[0-9;]*m)*"
+SUBMITTED = re.compile(
+    rf"^\s*{_COLOUR}\s*(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?\s*{_COLOUR}\s*$", re.MULTILINE
+)
+
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
 
@@ -56,11 +63,12 @@ class Slurm:
 
     def jobs_named(self, name: str) -> dict[str, NamedJob]:
         """The user's jobs of this name, by number. Includes jobs that have ended, until Slurm forgets them."""
-        columns = "--Format=JobID:|,State:|,PreemptTime:|,Reason:|"  # with a separator nothing is cut off
+        fields = ("JobID", "State", "PreemptTime", "TimeLeft", "NodeList", "Reason")
+        columns = "--Format=" + ",".join(f"{field}:|" for field in fields)  # with a separator nothing is cut off
         argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", columns]
         lines = self._run(argv, env=self._env).stdout.splitlines()
-        rows = (line.strip().removesuffix("|").split("|", 3) for line in lines)
-        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 4}
+        rows = (line.strip().removesuffix("|").split("|", 5) for line in lines)
+        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 6}
 
     def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
         """State (see `state_below`) and nodes (a hostlist) of these jobs, by id. Jobs unknown to Slurm are left out.
@@ -80,6 +88,16 @@ class Slurm:
         """Like `states`, also for jobs that Slurm has forgotten; needs accounting (slurmdbd)."""
         columns = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State,NodeList"]
         return _states(self._run(["sacct", *columns, "-j", ",".join(map(str, job_ids))], env=self._env).stdout)
+
+    def used(self, since: str) -> str:
+        """Rows of account|nodes|seconds|name of all users' jobs that ran since then; needs accounting (slurmdbd).
+
+        Args:
+            since: the earliest time, as sacct's --starttime takes it. What a job used before does not count.
+        """
+        columns = ["--noheader", "--parsable2", "--format=Account,AllocNodes,ElapsedRaw,JobName%256"]
+        argv = ["sacct", "--allusers", "--allocations", "--truncate", f"--starttime={since}", *columns]
+        return self._run(argv, env=self._env).stdout
 
     def cancel_named(self, name: str) -> None:
         """End all of the user's jobs of this name, if there are any."""
@@ -130,6 +148,16 @@ class Slurm:
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions of the cluster. Partitions whose record cannot be read are logged and left out."""
         return self._list("partition", "PartitionName", Partition.parse)
+
+    def gres(self, partitions: str | None = None) -> tuple[str, ...]:
+        """The generic resources of each kind of node, as sinfo prints them: "gpu:8(S:0-1)", or "(null)" for none.
+
+        Args:
+            partitions: names, separated by commas; None for the default partition's.
+        """
+        argv = ["sinfo", "--noheader", "--format=%P|%G", *([f"--partition={partitions}"] if partitions else [])]
+        rows = [line.partition("|") for line in self._run(argv, env=self._env).stdout.splitlines()]
+        return tuple(gres.strip() for name, _, gres in rows if partitions or name.endswith("*"))
 
     def qos(self) -> tuple[Qos, ...]:
         """All QOS; needs accounting (slurmdbd)."""
@@ -238,13 +266,13 @@ class Slurm:
             env: the whole environment of sbatch and so of the job; None: that of the other commands.
         """
         said = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
-        number = said.strip().partition(";")[0]
-        if not number.isdigit():
-            raise SlurmError(f"sbatch --parsable: got {said.strip()!r}, expected the job's number")
-        return int(number)
+        number = submitted_job(said)
+        if number is None:
+            raise SlurmError(f"sbatch --parsable: got {said.strip()!r:.200}, expected the job's number")
+        return number
 
     def submit_file(self, options: Sequence[str], script: Path | str) -> str:
-        """Submit a script file with a user's own sbatch options; returns sbatch's stdout."""
+        """Submit a script file with a user's own sbatch options; returns sbatch's stdout, see `submitted_job`."""
         return self._run(["sbatch", *options, str(script)], env=self._env).stdout
 
     def test_only(self, options: Sequence[str], script: Path | str) -> str:
@@ -271,6 +299,12 @@ def _states(text: str) -> dict[str, tuple[str, str]]:
     return {  # sacct writes "CANCELLED by 1000"
         row[0]: (state_below(row[1].split(" ")[0]), row[2]) for row in rows if len(row) == 3
     }
+
+
+def submitted_job(stdout: str) -> int | None:
+    """The number of the job that sbatch has accepted: of the last line with one. None if there is no such line."""
+    numbers = SUBMITTED.findall(stdout)
+    return int(numbers[-1]) if numbers else None
 
 
 def listens(address: str, port: int) -> bool:

@@ -12,7 +12,8 @@ from slurm.hooks.entry import DIRECTORY, HOOKS
 
 _HEALTH_INTERVAL_S = 300
 _HOOK_TIMEOUT_S = 120
-_ALLOC_TOO = frozenset(("contain", "nohold", "runinjob", "x11"))  # flags of PrologFlags that set Alloc
+# Flags of PrologFlags that set Alloc (prolog_str2flags of read_config.c). NoHold and Serial do not.
+_ALLOC_TOO = frozenset(("contain", "deferbatch", "forcerequeueonfail", "runinjob", "x11"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,11 @@ def lint(text: str, directory: Path = DIRECTORY) -> list[Remark]:
     return [remark for rule in _rules(directory) if (remark := rule(found)) is not None]
 
 
+def runs_prolog_first(flags: str) -> bool:
+    """Whether the flags of PrologFlags make Slurm run the prolog at a job's allocation, before its first step."""
+    return bool({"alloc", *_ALLOC_TOO} & {flag.strip().lower() for flag in flags.split(",")})
+
+
 @dataclass(frozen=True)
 class Setting:
     """A parameter's value in the file, and its values in earlier lines, which count only for a few parameters."""
@@ -106,13 +112,7 @@ def parameters(text: str) -> dict[str, Setting]:
 def _rules(directory: Path) -> Iterator[_Rule]:
     for parameter, name in HOOKS.items():
         yield _is_called(parameter, f"{directory / name}.sh")
-    yield _has_word(
-        "PrologFlags",
-        "alloc",
-        "the prolog would run only at a job's first step on a node, and a job that cannot start "
-        "there would be noticed too late",
-        implied_by=_ALLOC_TOO,
-    )
+    yield _runs_at_allocation
     yield _runs_outside_the_job
     yield _has_word(
         "SchedulerParameters",
@@ -205,6 +205,17 @@ def _words(now: Setting | None) -> list[str]:
     return [each.strip() for each in now.value.split(",")] if now is not None and now.value else []
 
 
+def _runs_at_allocation(found: _Found) -> Remark | None:
+    now = found.get("prologflags")
+    if now is not None and runs_prolog_first(now.value):
+        return None
+    why = (
+        "the prolog would run only at a job's first step on a node, and a job that cannot start "
+        "there would be noticed too late"
+    )
+    return _remark(now, "PrologFlags", ",".join([*_words(now), "Alloc"]), why, needed=True)
+
+
 def _runs_outside_the_job(found: _Found) -> Remark | None:
     """Whether the epilog runs as one of the job's processes (sources of 25.05)."""
     now = found.get("prologflags")
@@ -226,14 +237,13 @@ def _checks_in_turn(found: _Found) -> Remark | None:
     return _remark(now, "HealthCheckNodeState", ",".join([*(words or ["ANY"]), "CYCLE"]), why, needed=False)
 
 
-def _has_word(parameter: str, word: str, why: str, *, implied_by: frozenset[str] = frozenset()) -> _Rule:
+def _has_word(parameter: str, word: str, why: str) -> _Rule:
     def rule(found: _Found) -> Remark | None:
         now = found.get(parameter.lower())
         words = _words(now)
-        if {word, *implied_by} & {each.lower() for each in words}:
+        if word in (each.lower() for each in words):
             return None
-        expected = ",".join([*words, "Alloc" if word == "alloc" else word])
-        return _remark(now, parameter, expected, why, needed=True)
+        return _remark(now, parameter, ",".join([*words, word]), why, needed=True)
 
     return rule
 

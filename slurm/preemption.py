@@ -9,6 +9,7 @@ An elastic job's boosters have to be preemptible, and must not preempt the job i
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,15 +21,23 @@ from slurm.records import Partition
 MODES = ("REQUEUE", "CANCEL")  # a job that is suspended keeps its memory and looks as if it hung
 BY_PARTITION = "preempt/partition_prio"
 BY_QOS = "preempt/qos"
+_NO_TIME = ("", "NONE", "(null)", "00:00:00", "-1")
 _ADVICE = "`holdfast node slurm-conf --elastic` prints what an administrator sets"
+
+
+def ends_jobs(mode: str) -> bool:
+    """Whether a PreemptMode ends preempted jobs. It may have several words: GANG,REQUEUE."""
+    return any(word in MODES for word in mode.upper().split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boosters:
-    """Partition and QOS of a job's boosters and of the job itself.
+    """Partition, QOS and time limit of a job's boosters, and partition and QOS of the job itself.
 
     Attributes:
         partition, qos: those of the boosters; None if not named.
+        time_min: their time limit in minutes; None if not named, or without a limit.
+        has_time: whether the job file names their time limit.
         base_partitions: the job's own; Slurm chooses one of them.
         base_qos: the job's own; None if not named.
     """
@@ -37,6 +46,8 @@ class Boosters:
     qos: str | None
     base_partitions: tuple[str, ...]
     base_qos: str | None
+    time_min: int | None = None
+    has_time: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +59,16 @@ class Preemption:
         mode: PreemptMode of the cluster. A QOS without a mode of its own uses it.
         partitions: all partitions.
         qos: all QOS; None if the cluster has no accounting or it does not answer.
+        exempt_time: PreemptExemptTime, for which a job is not preempted; "" for none.
+        requires_time: whether every job needs a time limit (JobSubmitPlugins=require_timelimit).
     """
 
     type: str
     mode: str
     partitions: tuple[Partition, ...]
     qos: tuple[Qos, ...] | None = None
+    exempt_time: str = ""
+    requires_time: bool = False
 
     @classmethod
     def read(cls, slurm: Slurm) -> Preemption:
@@ -74,6 +89,8 @@ class Preemption:
             mode=config.get("PreemptMode", "").upper(),
             partitions=slurm.partitions(),
             qos=qos,
+            exempt_time=exempt if (exempt := config.get("PreemptExemptTime", "")) not in _NO_TIME else "",
+            requires_time="require_timelimit" in config.get("JobSubmitPlugins", ""),
         )
 
     def preemptors(self, partition: Partition) -> tuple[Partition, ...]:
@@ -87,7 +104,7 @@ class Preemption:
             return _preempted(self.qos or ())
         if self.type != BY_PARTITION:
             return ()
-        return tuple(p.name for p in self.partitions if p.preempt_mode in MODES and self.preemptors(p))
+        return tuple(p.name for p in self.partitions if ends_jobs(p.preempt_mode) and self.preemptors(p))
 
     def problems(self, boosters: Boosters) -> Iterator[tuple[str, str]]:
         """Why boosters cannot use this partition or QOS; the keys are "partition" and "qos"."""
@@ -106,12 +123,25 @@ class Preemption:
                 yield from self._problems_of_partition(partition, base)
         elif self.type and self.type not in (BY_QOS, BY_PARTITION):
             yield "partition", f"Slurm preempts no job here (PreemptType={self.type}); {_ADVICE}"
+        yield from self._problems_of_time(boosters, [known[name] for name in named if name in known] or base)
+
+    def _problems_of_time(self, boosters: Boosters, partitions: list[Partition]) -> Iterator[tuple[str, str]]:
+        """A booster with a limit above that of its partition waits for ever, or is refused."""
+        limits_s = [each.max_time_s for each in partitions]
+        longest_s = None if None in limits_s else max((each for each in limits_s if each is not None), default=None)
+        if self.requires_time and not boosters.has_time:
+            yield "time", "missing, and this cluster refuses jobs without a time limit; expected for example 12:00:00"
+        elif longest_s is not None and boosters.has_time:
+            asked_s = math.inf if boosters.time_min is None else boosters.time_min * 60.0
+            if asked_s > longest_s:
+                name, asked = partitions[0].name, "no limit" if asked_s == math.inf else f"{boosters.time_min} minutes"
+                yield "time", f"got {asked}, expected {longest_s / 60:g} minutes at most, MaxTime of partition {name}"
 
     def _problems_of_partition(self, partition: Partition, base: list[Partition]) -> Iterator[tuple[str, str]]:
         name, tier = partition.name, partition.priority_tier
         lowest = min(base, key=lambda each: each.priority_tier, default=partition)
         choice = f"expected one of {', '.join(self.preemptible())}" if self.preemptible() else _ADVICE
-        if partition.preempt_mode not in MODES:
+        if not ends_jobs(partition.preempt_mode):
             yield "partition", f"got {name!r}, whose PreemptMode is {partition.preempt_mode}; {choice}"
         elif tier > lowest.priority_tier:
             yield (
@@ -137,7 +167,7 @@ class Preemption:
         mode = self.mode if own.preempt_mode == "CLUSTER" else own.preempt_mode
         if own.name not in preempted:
             yield "qos", f"got {own.name!r}, which no QOS preempts; {choice}"
-        elif not any(word in MODES for word in mode.split(",")):
+        elif not ends_jobs(mode):
             yield "qos", f"got {own.name!r}, whose PreemptMode is {mode}; expected REQUEUE or CANCEL"
         elif base and base.name in own.preempts:
             yield "qos", f"got {own.name!r}, which preempts the job's own QOS, {base.name}; {choice}"

@@ -26,7 +26,7 @@ _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/]*)=")
 # A node's reason ends with who gave it and when; what people may write follows it.
 _AFTER_REASON = r"\s+(?:Comment|Extra|Instance\w+|ReservationName|TLS\w+|Topology|Parameters)="
 _REASON = re.compile(rf"\sReason=(.*?\s\[[^\s@\]]+@[^\]]*\]|.*?)(?=\s*\Z|{_AFTER_REASON})", re.DOTALL)
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+_DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d\d?):(\d\d)")
 # What Slurm says in place of RUNNING for a moment: each of its flags hides the state below it. A job that is preempted
 # gets a SIGCONT before its SIGTERM, and is SIGNALING until every node has answered to that.
 _STILL_RUNNING = frozenset(("RESIZING", "SIGNALING", "STOPPED"))
@@ -103,17 +103,26 @@ class NamedJob:
         state: as of a Job.
         reason: why it is pending or has ended; "" for none.
         is_preempted: whether Slurm has begun to end it for a more urgent one. It may run on for its GraceTime.
+        time_left_s: seconds until its time limit; None without a limit.
+        nodes: the nodes that it has or had.
     """
 
     state: str
     reason: str = ""
     is_preempted: bool = False
+    time_left_s: float | None = None
+    nodes: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, state: str, preempt_time: str, reason: str) -> NamedJob:
-        """Reads the columns State, PreemptTime and Reason."""
-        is_preempted = preempt_time[:1].isdecimal()
-        return cls(state=state_below(state), reason="" if reason == "None" else reason, is_preempted=is_preempted)
+    def parse(cls, state: str, preempt_time: str, time_left: str, nodes: str, reason: str) -> NamedJob:
+        """Reads the columns State, PreemptTime, TimeLeft, NodeList and Reason."""
+        return cls(
+            state=state_below(state),
+            reason="" if reason == "None" else reason,
+            is_preempted=preempt_time[:1].isdecimal(),
+            time_left_s=_seconds(time_left),
+            nodes=expand(nodes),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +272,7 @@ class Partition:
         priority_tier: jobs of a higher tier are scheduled first, and may preempt those of a lower tier.
         preempt_mode: how its jobs are preempted: OFF, REQUEUE, CANCEL, or others, separated by commas.
         grace_time_s: seconds from the SIGTERM to the end of a preempted job.
+        max_time_s: largest time limit of a job, seconds; None without a limit.
     """
 
     name: str
@@ -272,6 +282,7 @@ class Partition:
     priority_tier: int = 1
     preempt_mode: str = "OFF"
     grace_time_s: int = 0
+    max_time_s: float | None = None
 
     @classmethod
     def parse(cls, line: str) -> Partition:
@@ -285,6 +296,7 @@ class Partition:
             priority_tier=fields.number("PriorityTier", 1),
             preempt_mode=fields.optional("PreemptMode") or "OFF",
             grace_time_s=fields.number("GraceTime", 0),
+            max_time_s=_seconds(fields.optional("MaxTime")),
         )
 
 
@@ -294,7 +306,7 @@ _OF_JOB = (
     *("NodeList", "BatchHost", "NumNodes"),
 )
 _OF_NODE = ("CPUTot", "NodeAddr", "Port", "State", "Partitions", "SlurmdStartTime")
-_OF_PARTITION = ("Default", "GraceTime", "Nodes", "PriorityTier", "PreemptMode", "State")
+_OF_PARTITION = ("Default", "GraceTime", "MaxTime", "Nodes", "PriorityTier", "PreemptMode", "State")
 
 
 class _Fields:
@@ -371,7 +383,7 @@ def _difference_s(limit: str, spent: str) -> float | None:
 
 
 def _seconds(duration: str) -> float | None:
-    """Slurm's [days-]hours:minutes:seconds."""
+    """Slurm's [[days-]hours:]minutes:seconds."""
     found = _DURATION.fullmatch(duration)
     if found is None:
         return None

@@ -1,6 +1,7 @@
-"""Which torch `make` installs: the CUDA guard and the ways around it, with a real pip and tiny wheels for torch."""
+"""Which torch `make` installs: the CUDA build, the CPU build and the site's, with a real pip and tiny wheels."""
 
 import os
+import re
 import shutil
 import subprocess
 import zipfile
@@ -65,19 +66,34 @@ def installed_torch(checkout: Path, **environment: str) -> str:
 
 
 no_driver = pytest.mark.skipif(
-    shutil.which("nvidia-smi") is not None, reason="the guard is for machines without an NVIDIA driver"
+    shutil.which("nvidia-smi") is not None, reason="the choice is for machines without an NVIDIA driver"
 )
 
 
 @no_driver
-def test_a_cuda_build_is_refused_before_anything_is_fetched_and_accepted_on_request(checkout: Path) -> None:
-    refused = make(checkout)
-    assert refused.returncode == 2
-    assert "CUDA build of torch==2.1" in refused.stdout and "CUDA=1" in refused.stdout
-    assert installed_torch(checkout) == ""
-    accepted = make(checkout, "CUDA=1")
-    assert accepted.returncode == 0, accepted.stderr
+def test_a_cuda_build_is_installed_with_its_size_told_where_there_is_no_other(checkout: Path) -> None:
+    done = make(checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no CPU build of torch==2.1 in pip's indexes: pip downloads the CUDA build" in done.stdout
+    assert re.search(r"make: 0\.0 MB\. It runs on the CPU too", done.stdout)
     assert installed_torch(checkout) == "2.1"
+
+
+@no_driver
+def test_a_cpu_build_in_the_indexes_is_taken_in_place_of_the_cuda_build(checkout: Path) -> None:
+    wheel(checkout / "index", "torch", "2.1+cpu")
+    wheel(checkout / "index", "torch", "2.1+cu126", requires="nvidia-cudart")  # pip itself takes this one
+    done = make(checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installed_torch(checkout) == "2.1+cpu" and "CUDA" not in done.stdout
+
+
+@no_driver
+def test_a_cuda_build_that_was_asked_for_is_installed_without_a_word(checkout: Path) -> None:
+    wheel(checkout / "index", "torch", "2.1+cu126", requires="nvidia-cudart")
+    done = make(checkout, "CUDA=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installed_torch(checkout) == "2.1+cu126" and "driver" not in done.stdout
 
 
 def test_another_version_of_torch_replaces_the_pinned_one_in_the_constraints(checkout: Path) -> None:

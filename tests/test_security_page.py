@@ -1,20 +1,222 @@
-"""docs/admin/security.md names tests that are there, and says of every statement whether it has one."""
+"""docs/admin/security.md: every statement has a test that shows it, or says that there is none."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs/admin/security.md").read_text()
+_FILE = re.compile(r"`([a-z0-9_/]+/test_[a-z0-9_]+\.py)`")
+
+# By file: words of a statement, the test that shows it, and words of that test which say that it does so.
+PROOFS = {
+    "slurm/test_hook_trust.py": [
+        ("writes no hook while a file", "test_a_file_or_directory_that_a_neighbour_may_change_is_named", "raises"),
+    ],
+    "launcher/test_shared_runs_folder.py": [
+        (
+            "the batch script refuses a folder",
+            "test_the_batch_script_refuses_what_a_stranger_may_have_swapped",
+            "assert",
+        ),
+        ("A group of the user's own", "test_a_private_group_and_a_sticky_parent_are_no_reason_to_refuse", "1777"),
+        ("`<runs>/<job>`", "test_all_that_a_submission_writes_is_its_users_alone", "assert"),
+        ("No pickle is written or read", "test_a_planted_pickle_is_not_read", "assert"),
+    ],
+    "flows/test_planted_namespace.py": [
+        ("refused at submit and at start", "test_it_is_refused_when_the_job_starts", "belongs to uid"),
+        ("a link that another user made", "test_a_link_in_place_of_the_folder_is_refused", "ln -s"),
+        (
+            "written through the directory that was checked",
+            "test_what_replaces_the_folder_of_a_running_job_is_never_written_to",
+            "communicate",
+        ),
+    ],
+    "ckpt/test_faulty_storage.py": [
+        (
+            "says so before its first save",
+            "test_an_empty_folder_planted_by_another_user_is_refused_before_it_is_marked",
+            "belongs to uid",
+        ),
+    ],
+    "ckpt/test_planted.py": [
+        (
+            "written through the directory that was checked",
+            "test_the_folder_that_was_checked_is_the_one_that_is_written",
+            "symlink_to",
+        ),
+    ],
+    "ckpt/test_s3.py": [
+        ("names its user", "test_the_keys_of_another_user_are_refused", "NamespaceError"),
+        (
+            "every request of the job names the account",
+            "test_every_request_names_the_account_that_should_own_the_bucket",
+            "x-amz-expected-bucket-owner",
+        ),
+    ],
+    "ckpt/test_hostile_records.py": [
+        ("more is refused unread", "test_a_record_that_is_too_long_is_refused_unread", "truncate"),
+        (
+            "8 million values",
+            "test_a_manifest_of_many_values_is_refused_before_they_take_memory",
+            "values, expected at most",
+        ),
+        ("checked before they are used", "test_a_hostile_manifest_is_one_line_of_every_verb", "every_verb"),
+        ("checked once", "test_chunks_that_ranks_have_in_common_cost_time_once", "many_rows_of_many_chunks"),
+        ("Whatever else is wrong is one line", "test_no_mutation_of_a_manifest_or_record_gets_through", "mutate"),
+    ],
+    "ckpt/test_record.py": [
+        ("Numbers are checked", "test_a_hostile_chunk_is_refused", "CorruptError"),
+    ],
+    "ckpt/test_exchange.py": [
+        ("refuses every other name", "test_an_import_runs_nothing_of_what_is_in_the_directory", "not mark.exists()"),
+    ],
+    "ckpt/test_hostile_dcp.py": [
+        ("only regular files of the directory", "test_no_other_file_is_read", "secret"),
+        ("no links", "test_what_is_no_regular_file_is_not_opened", "mkfifo"),
+        ("a minute of processor time", "test_a_pickle_that_computes_for_ever_is_ended", "processor time"),
+        ("so does memory", "test_an_object_that_takes_the_machines_memory_is_refused", "MemoryError"),
+    ],
+    "lifecycle/test_isolation.py": [
+        (
+            "pip installs as root only packages whose hashes",
+            "test_provisioning_runs_no_planted_module_and_installs_no_package_with_another_hash",
+            "DO NOT MATCH THE HASHES",
+        ),
+        ("HyperPod's parameters", "test_the_parameters_of_another_user_beside_the_script_are_not_taken", "chown"),
+        ("needs its SHA-256", "test_a_source_that_nothing_can_be_compared_with_is_refused", "sha256"),
+    ],
+    "slurm/test_hooks_hostile.py": [
+        ("believe no name, path or environment", "test_no_input_crashes_a_hook_or_leads_it_elsewhere", "assert"),
+    ],
+    "slurm/test_prolog.py": [
+        ("follow no link", "test_what_another_user_planted_is_removed_and_not_followed", "symlink_to"),
+        ("`/dev/shm/holdfast-<uid>`", "test_the_jobs_memory_directory_is_its_users_alone", "0o700"),
+        ("the prolog removes it", "test_a_user_who_plants_all_the_time_keeps_no_job_from_its_directory", "mkfifo"),
+        ("the log names whose files", "test_a_memory_that_users_filled_keeps_no_job_away_which_is_told", "assert"),
+    ],
+    "slurm/test_hooks_leftovers.py": [
+        (
+            "can neither stop nor slow",
+            "test_the_user_can_neither_stop_nor_slow_what_a_hook_does_with_their_rights",
+            "refused",
+        ),
+        (
+            "at most 2 s beyond",
+            "test_the_next_job_is_prepared_before_the_leftovers_are_removed_which_go_all_the_same",
+            "assert",
+        ),
+    ],
+    "lifecycle/provision/test_containers.py": [
+        ("enroot's below it", "test_a_stranger_neither_plants_nor_reads_what_enroot_keeps", "assert"),
+    ],
+    "flows/test_another_user.py": [
+        ("sockets, secret, events", "test_another_user_on_the_node_is_shut_out_of_the_job", "assert"),
+        (
+            "drops the packets of all hosts",
+            "test_another_user_on_another_node_does_not_reach_torchs_rendezvous",
+            "assert",
+        ),
+    ],
+    "launcher/test_channel_hostile.py": [
+        (
+            "closes the connection",
+            "test_hostile_bytes_never_crash_the_server_and_only_the_secret_lets_in",
+            "knows_secret",
+        ),
+        ("count as one host", "test_a_flood_from_many_loopback_addresses_keeps_no_runner_out", "source_address"),
+        (
+            "kept for one second",
+            "test_where_hosts_are_many_each_connection_has_the_time_for_a_handshake_and_no_more",
+            "is_full",
+        ),
+    ],
+    "launcher/test_rendezvous_hosts.py": [
+        (
+            "drops the packets of all hosts",
+            "test_a_neighbour_on_another_host_neither_lists_nor_writes_the_store",
+            "assert",
+        ),
+    ],
+    "launcher/test_job_socket.py": [
+        ("at most 128 ranges", "test_ranges_hold_every_address_and_are_exact_while_few", "assert"),
+    ],
+    "launcher/test_rendezvous.py": [
+        (
+            "the runner's log says so",
+            "test_where_the_kernel_allows_no_filter_the_store_works_and_the_log_says_so",
+            "assert",
+        ),
+    ],
+    "launcher/test_doctor.py": [
+        ("`holdfast doctor` warns", "test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it", "assert"),
+    ],
+    "flows/test_memory_left_on_slurm.py": [
+        ("goes with its user's next job", "test_the_next_runner_frees_the_memory_of_ended_jobs_alone", "assert"),
+    ],
+    "launcher/test_hostile_folder.py": [
+        ("shows one line for each", "test_a_hostile_folder_costs_no_more_than_its_own_line", "splitlines"),
+        ("16 MiB of another user's events", "test_the_events_of_another_user_are_read_up_to_a_size", "chown"),
+        ("control sequences as text", "test_a_log_controls_no_terminal_but_may_have_colours", "x1b"),
+    ],
+    "slurm/test_flush.py": [
+        (
+            "ends with it, also what it detached",
+            "test_what_it_detached_ends_with_it_though_nothing_in_it_names_the_job",
+            "assert",
+        ),
+        ("most 4 GiB and 512 processes", "test_it_has_the_limits_of_the_job_within_a_ceiling", "assert"),
+    ],
+    "ckpt/test_job_end_programs.py": [
+        ("starts no program", "test_a_credential_process_is_not_started", "assert"),
+    ],
+}
 
 
-def test_the_tests_that_it_names_are_there() -> None:
-    named = set(re.findall(r"`([a-z_/]+/test_[a-z_]+\.py)`", PAGE))
-    assert len(named) >= 8 and not [name for name in named if not (TESTS / name).is_file()]
+def statements() -> Iterator[str]:
+    """The page's list items, numbered items, rows of tables and paragraphs, each in one line."""
+    _, _, body = PAGE.partition("\n## ")
+    for block in re.split(r"\n\n|\n(?=- |\d\. |\| )", body):
+        text = " ".join(block.split())
+        is_heading = re.match(r"(## )?[^.|]{3,60}$", text) or text.startswith(("|---", "| what"))
+        if text and not is_heading and not text.endswith(":") and not text.startswith("Rules of nftables"):
+            yield text
 
 
-def test_every_statement_of_a_list_names_its_test_or_that_there_is_none() -> None:
-    statements = re.findall(r"^- .*(?:\n  .*)*", PAGE, re.MULTILINE)
-    assert len(statements) >= 15
-    assert not [text for text in statements if "test_" not in text and "no test" not in text]
+def function(file: str, name: str) -> str:
+    """The text of a test, with its decorators."""
+    text = (TESTS / file).read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+    raise AssertionError(f"{file} has no {name}")
+
+
+def test_every_statement_names_its_test_or_that_there_is_none() -> None:
+    found = list(statements())
+    assert len(found) >= 35
+    assert not [text for text in found if not _FILE.search(text) and "no test" not in text]
+
+
+def test_every_file_that_a_statement_names_has_a_test_that_shows_it() -> None:
+    """And the other way round: each proof belongs to words of a statement that names its file."""
+    named = {(text, file) for text in statements() for file in _FILE.findall(text)}
+    proofs = [(words, file) for file, rows in PROOFS.items() for words, _, _ in rows]
+    assert not [pair for pair in named if not any(words in pair[0] and file == pair[1] for words, file in proofs)]
+    assert not [proof for proof in proofs if not any(proof[0] in text and proof[1] == file for text, file in named)]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "does"), [(file, *row[1:]) for file, rows in PROOFS.items() for row in rows], ids=str
+)
+def test_the_named_test_does_what_the_page_says(file: str, name: str, does: str) -> None:
+    text = function(file, name)
+    assert does in text
+    assert re.search(r"assert|raises|refused\(|check_private\(", text)
+    assert "xfail" not in text

@@ -240,6 +240,7 @@ class Agent:
             case "ping":
                 client.send({"event": "pong"})
             case "stop":
+                await self._saves.limit_lower(message.get("lower_s"))
                 await self._stop.request()
             case "shutdown":
                 await self._workers_gone(message.get("workers_s", 0.0))
@@ -296,7 +297,7 @@ class Agent:
             case "drop_up_to":
                 await self._saves.drop_up_to(message["step"], message["rank"])
             case "await_saves":
-                await self._saves.await_saves()
+                await self._saves.await_saves(is_closing=message.get("closing", False))
             case "bye":
                 self._finished += 1
                 log.info("local rank %d has finished", client.local_rank)

@@ -12,6 +12,7 @@ from ckpt.cli.output import JsonOption, print_json, reported
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.silent_storage import awaiting
 from ckpt.errors import ConfigError
+from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.copying import copy_step
 from ckpt.tiers.lookup import committed_step, is_url, make_namespace, open_namespace
@@ -107,7 +108,8 @@ def export(
         from ckpt.convert.full_step import read_stored
 
         total = 2 * tier.read_manifest(save).nbytes  # verified, then written
-        with Bar(f"exporting step {save.step}", total, quiet=as_json, heard=heard) as bar:
+        bar = Bar(f"exporting step {save.step}", total, quiet=as_json, heard=heard)
+        with bar, parsing(f"{tier.where}, step {save.step}"):
             stored = read_stored(tier, save, rank, bar.advance)
             if dcp is not None:
                 export_dcp(stored, dcp, bar.advance)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
-from ckpt.convert.dcp_directory import DirectoryReader, load_object
+from ckpt.convert.confined import Confinement, confined
+from ckpt.convert.dcp_directory import DirectoryReader, load_object, size_of
 from ckpt.convert.full_step import FullStep
-from ckpt.errors import ConfigError, StateError
+from ckpt.errors import ConfigError, CorruptError, StateError
 from ckpt.format.checksums import checksums
 from ckpt.format.json_values import encode
 from ckpt.format.layout import Chunk, Layout, align
@@ -79,10 +82,12 @@ def export_safetensors(stored: FullStep, file: Path) -> None:
 def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda nbytes: None) -> SaveId:
     """Imports a torch DCP directory as a committed step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
 
-    No code in the directory is run (ckpt.convert.dcp_directory). The whole state must fit into memory.
+    No code in the directory is run, and no other file is read (ckpt.convert.dcp_directory). A child process reads it,
+    with limits (ckpt.convert.confined). The whole state must fit into memory.
 
     Raises:
         ConfigError: not a DCP directory, metadata that are not torch's, or the namespace has this step already.
+        CorruptError: the directory is damaged, or reading it takes more than the limits.
         StateError: an object cannot be loaded or stored without pickle. The message names it.
         NamespaceError: the namespace belongs to another user.
     """
@@ -91,42 +96,56 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     tier.prepare()
     if any(save.step == step for save in tier.steps()):
         raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
+    largest = max(map(size_of, directory.glob("*.distcp")), default=0)
+    largest = max(largest, size_of(directory / ".metadata"))
+    descriptor = os.memfd_create("holdfast-import")
+    try:
+        found = confined(partial(_read_directory, directory, descriptor), str(directory), largest, advance)
+        layout = Layout.from_json(found)
+        memory = mmap.mmap(descriptor, max(layout.nbytes, 1))
+    finally:
+        os.close(descriptor)
+    save = SaveId(step=step, attempt=0, run_id=_IMPORTED)
+    data = memoryview(memory)[: layout.nbytes]
+    record = ShardRecord(
+        save=save, namespace=tier.namespace, rank=0, world_size=1, layout=layout, blocks=checksums(data)
+    )
+    tier.begin(save)
+    tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
+    advance(layout.nbytes)
+    return save
+
+
+def _read_directory(directory: Path, memory_fd: int, limits: Confinement) -> dict[str, Any]:
+    """Reads the tensors into memory and returns the JSON form of the layout, with all other values in its tree."""
+    torch.set_num_threads(1)  # a forked process has lost the threads of its parent's pool
     reader = DirectoryReader(directory)
     metadata = reader.read_metadata()
     chunks, nbytes = _lay_out(metadata.state_dict_metadata)
-    memory = mmap.mmap(-1, max(nbytes, 1))
+    limits.allow(nbytes)
+    os.ftruncate(memory_fd, max(nbytes, 1))
+    memory = mmap.mmap(memory_fd, max(nbytes, 1))
     state: dict[str, Any] = {c.key: view_bytes(memory, c.start, getattr(torch, c.dtype), c.sizes) for c in chunks}
     tensors = set(state)
     state.update({name: None for name in metadata.state_dict_metadata if name not in tensors})
-    try:
-        with alone():
-            dcp.load(state, storage_reader=reader, planner=_Loader(advance))
-    except CheckpointException as error:  # torch's, which is not an Exception
-        raise next(iter(error.failures.values()))[0] from None
+    with alone():
+        dcp.load(state, storage_reader=reader, planner=_Loader(limits.advance))
     objects = [[name, encode(value, (name,))] for name, value in state.items() if name not in tensors]
     mappings = encode(metadata.planner_data or {}, ("planner_data",))
     tree = {DCP: {"objects": objects, "mappings": mappings}}
-    save = SaveId(step=step, attempt=0, run_id=_IMPORTED)
-    data = memoryview(memory)[:nbytes]
-    record = ShardRecord(
-        save=save, namespace=tier.namespace, rank=0, world_size=1,
-        layout=Layout(chunks=tuple(chunks), tree=tree, nbytes=nbytes), blocks=checksums(data),
-    )  # fmt: skip
-    tier.begin(save)
-    tier.commit(save, 1, tier.write_node(save, 0, [(record, data)]))
-    advance(nbytes)
-    return save
+    return Layout(chunks=chunks, tree=tree, nbytes=nbytes).to_json()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Suppresses torch's warning that it assumes a single process, which is true here.
-
-    `no_dist` does so only since 2.7.
-    """
+    """Suppresses torch's warning that it assumes a single process, which is true here; `no_dist` does so only since
+    2.7. Raises the first failure of torch's collective error, which is no Exception, as it is."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None
 
 
 def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
@@ -134,6 +153,8 @@ def _lay_out(entries: dict[str, Any]) -> tuple[list[Chunk], int]:
     for name, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata):
             shape = tuple(entry.size)
+            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) < entry.size.numel():
+                raise CorruptError(f"{name!s:.200}: the parts that are stored do not make up the whole tensor")
             nbytes = entry.size.numel() * entry.properties.dtype.itemsize
             chunks.append(
                 Chunk(
@@ -160,6 +181,7 @@ class _Loader(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
         self.state_dict[name] = load_object(name, value)
+        self._advance(0)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         self._advance(tensor.nbytes)

@@ -6,6 +6,8 @@ shard_record   the record beside a shard: its writer, step, layout and checksums
 line           the line of descent of a save: which steps it continues
 manifest       one committed step in a lower tier: every shard and the location of its bytes
 manifest_rows  the rows of a manifest, with equal parts stored once
+chunk_table    the chunks of a manifest, checked once for all ranks that have them in common
+parsing        the guard that turns every failure of a parse into one error
 json_values    Python values as JSON and back
 json_kinds     types that JSON lacks: bytes, paths, dates, enums, dtypes
 boxes          boxes inside tensors, and the chunks that cover a box

@@ -92,6 +92,8 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     Raises CorruptError if it is not a regular file or is longer than that, and OSError.
     """
     with os.fdopen(open_regular(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > most_bytes:  # before it is read: a sparse file costs nothing
+            raise CorruptError(f"{path}: got {size} bytes, expected at most {most_bytes}")
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise CorruptError(f"{path}: got more bytes, expected at most {most_bytes}")

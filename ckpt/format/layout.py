@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import CorruptError
+from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import Spread
 
 ALIGN_BYTES = 64  # a cache line; a multiple of every dtype's size
@@ -68,7 +70,7 @@ class Chunk:
 class Layout:
     """The layout of one rank's shard: its chunks, and the tree of Python values that names tensors by key."""
 
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     tree: Any  # JSON; see ckpt.format.json_values
     nbytes: int  # of the whole shard, padding included
     spreads: tuple[Spread, ...] = ()  # the ranks over which the chunks' tensors are distributed
@@ -77,15 +79,28 @@ class Layout:
         value = {"nbytes": self.nbytes, "chunks": [chunk.to_list() for chunk in self.chunks], "tree": self.tree}
         return {**value, "spreads": [spread.to_json() for spread in self.spreads]} if self.spreads else value
 
+    @property
+    def last_rank(self) -> int:
+        """The highest rank over which a tensor is distributed; -1 if none is."""
+        return max((spread.last_rank for spread in self.spreads), default=-1)
+
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Layout:
-        """Raises CorruptError unless every chunk lies inside the shard."""
-        try:
-            chunks = tuple(Chunk.from_list(row) for row in value["chunks"])
-            spreads = tuple(Spread.from_json(row) for row in value.get("spreads", ()))
-            layout = cls(chunks=chunks, tree=value["tree"], nbytes=value["nbytes"], spreads=spreads)
-        except (KeyError, TypeError) as error:
-            raise CorruptError(f"layout: missing or malformed field {error}") from None
+    @parsing("layout")
+    def from_json(cls, value: dict[str, Any] | Layout) -> Layout:
+        """The layout in its JSON form, or one that has been checked already.
+
+        Raises CorruptError unless every chunk lies inside the shard.
+        """
+        if isinstance(value, Layout):
+            return value
+        chunks = tuple(map(Chunk.from_list, value["chunks"]))
+        spreads = tuple(map(Spread.from_json, value.get("spreads", ())))
+        return cls.checked(chunks, value["tree"], value["nbytes"], spreads)
+
+    @classmethod
+    def checked(cls, chunks: tuple[Chunk, ...], tree: Any, nbytes: Any, spreads: tuple[Spread, ...]) -> Layout:
+        """Raises CorruptError unless every chunk lies inside the shard and names a spread that exists."""
+        layout = cls(chunks=chunks, tree=tree, nbytes=nbytes, spreads=spreads)
         if (
             type(layout.nbytes) is not int
             or layout.nbytes < 0

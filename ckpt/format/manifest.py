@@ -14,12 +14,13 @@ from typing import Any
 
 from ckpt.errors import CorruptError, FormatError
 from ckpt.format.manifest_rows import Packed, Packer
+from ckpt.format.parsing import parsing
+from ckpt.format.shard_record import MAX_BYTES as MAX_BYTES
 from ckpt.format.shard_record import SaveId, ShardRecord, unseal_json
 
 FORMAT = 2  # that of Holdfast 0.2.0 too; a release reads every format since then
 SINCE = "0.2.0"  # the first release that reads this format, for the messages of older ones
 NAME = "manifest.json"
-MAX_BYTES = 1 << 30
 _FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
 
 
@@ -78,6 +79,7 @@ class Manifest:
         }  # fmt: skip
 
     @classmethod
+    @parsing("manifest")
     def from_json(cls, value: Any) -> Manifest:
         """Reads a manifest with one shard for each rank (partial: for some), in files beside it.
 

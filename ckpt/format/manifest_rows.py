@@ -1,5 +1,5 @@
 """The rows of a manifest, one for each shard. Parts that ranks have in common are stored once, and a rank's record is
-parsed on access.
+parsed on access; `ckpt.format.chunk_table` checks what ranks have in common once.
 
 Thousands of ranks have the same tensors with other offsets. So a layout is divided into its table (key, dtype, shape,
 sizes, start, bytes and spread of every chunk), its tree of values and its offsets. Each is stored once for all ranks
@@ -10,15 +10,17 @@ for each rank.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json
 from ckpt.format.checksums import BLOCK_BYTES, block_count
-from ckpt.format.layout import Chunk
+from ckpt.format.chunk_table import Chunks, ChunkTable
+from ckpt.format.layout import Chunk, Layout
+from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import FORMAT, SaveId, ShardRecord
 
 _CHECKSUM_DIGITS = 32
@@ -45,14 +47,13 @@ class Packer:
         self.parts: list[Any] = []
         self.files: list[str] = []
         self._known: dict[bytes, int] = {}
+        self._tables: dict[int, tuple[ChunkTable, int]] = {}  # by id: the table, which keeps its id, and its index
         self._file_index: dict[str, int] = {}
 
     def row(self, record: ShardRecord, file: str, offset: int) -> ManifestRow:
         """The row of one shard. Parts and file names that are new are added to `parts` and `files`."""
-        chunks = record.layout.chunks
-        rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
-        table = [[spread.to_json() for spread in record.layout.spreads], rows]
-        parts = [self._part(part, dump_json(part)) for part in (table, record.layout.tree, _runs(chunks))]
+        table, runs = self._table(record.layout)
+        parts = [table, *(self._part(part, dump_json(part)) for part in (record.layout.tree, runs))]
         return ManifestRow(
             rank=record.rank, file=self._file(file), offset=offset, nbytes=record.nbytes, flush=int(record.flush),
             table=parts[0], tree=parts[1], offsets=parts[2], blocks="".join(record.blocks),
@@ -69,6 +70,19 @@ class Packer:
             row._replace(file=files[row.file], table=parts[row.table], tree=parts[row.tree], offsets=parts[row.offsets])
             for row in packed.rows
         ]
+
+    def _table(self, layout: Layout) -> tuple[int, list[list[Any]]]:
+        """The index of a layout's table, and its offsets. A table that comes from a manifest is looked at once."""
+        chunks = layout.chunks
+        if isinstance(chunks, Chunks):
+            _, index = self._tables.get(id(chunks.table), (None, -1))
+            if index < 0:
+                index = self._part(chunks.table.part, dump_json(chunks.table.part))
+                self._tables[id(chunks.table)] = chunks.table, index
+            return index, chunks.runs()
+        rows = [[c.key, c.dtype, list(c.shape), list(c.sizes), c.start, c.nbytes, *c.to_list()[7:]] for c in chunks]
+        table = [[spread.to_json() for spread in layout.spreads], rows]
+        return self._part(table, dump_json(table)), _runs(chunks)
 
     def _file(self, name: str) -> int:
         index = self._file_index.setdefault(name, len(self.files))
@@ -91,17 +105,16 @@ class Packed:
     files: Sequence[str]
     parts: Sequence[Any]
     rows: Sequence[ManifestRow]
+    _tables: dict[int, ChunkTable] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         return {"files": self.files, "parts": self.parts, "rows": list(map(list, self.rows))}
 
     @classmethod
+    @parsing("manifest")
     def from_json(cls, value: Any) -> Packed:
         """Raises CorruptError unless every row is well formed. The contents of the parts are checked by `record`."""
-        try:
-            packed = cls(files=value["files"], parts=value["parts"], rows=list(map(_row, value["rows"])))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptError(f"manifest: missing or malformed field: {error}") from None
+        packed = cls(files=value["files"], parts=value["parts"], rows=list(map(_row, value["rows"])))
         if not isinstance(packed.files, list) or not isinstance(packed.parts, list):
             raise CorruptError("manifest: files or parts are not lists")
         for row in packed.rows:
@@ -113,17 +126,16 @@ class Packed:
     def record(self, row: ManifestRow, save: SaveId, namespace: str, world_size: int) -> ShardRecord:
         """The record of one shard. Raises CorruptError if its parts do not match."""
         blocks = row.blocks
-        try:
-            spreads, table = self.parts[row.table]
-            chunks = list(_chunks(table, self.parts[row.offsets]))
-        except (TypeError, ValueError) as error:
-            raise CorruptError(f"manifest: the layout of rank {row.rank} is inconsistent: {error}") from None
+        with parsing(f"manifest: the layout of rank {row.rank}"):
+            if (table := self._tables.get(row.table)) is None:
+                table = self._tables[row.table] = ChunkTable(self.parts[row.table])
+            layout = table.layout_at(self.parts[row.offsets], self.parts[row.tree], row.nbytes)
         return ShardRecord.from_json(
             {
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
                 "drain": row.flush == 1, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
-                "layout": {"nbytes": row.nbytes, "chunks": chunks, "tree": self.parts[row.tree], "spreads": spreads},
+                "layout": layout,
             }
         )  # fmt: skip
 
@@ -148,18 +160,3 @@ def _units(chunk: Chunk) -> tuple[tuple[int, ...], int]:
     if any(offset % size if size else offset for offset, size in pairs):
         return chunk.offsets, 0
     return tuple(offset // size if size else 0 for offset, size in pairs), 1
-
-
-def _chunks(table: list[Any], runs: list[Any]) -> Iterator[list[Any]]:
-    """Chunks in the form that Layout.from_json takes. Raises TypeError or ValueError if table and runs do not match."""
-    rows = iter(table)
-    for count, numbers, unit in runs:
-        for _ in range(count):
-            row = next(rows, None)
-            if row is None:
-                raise ValueError("more offsets than chunks")
-            key, dtype, shape, sizes, start, nbytes, *spread = row
-            offsets = [n * size for n, size in zip(numbers, sizes, strict=True)] if unit else numbers
-            yield [key, dtype, shape, offsets, sizes, start, nbytes, *spread]
-    if next(rows, None) is not None:
-        raise ValueError("fewer offsets than chunks")

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt.errors import CorruptError
 from ckpt.format.boxes import Box
+from ckpt.format.parsing import parsing
 
 MAX_DIMS = 64  # of a grid
-MAX_RANKS = 1 << 31
+MAX_RANKS = 99_999  # of a run: names of files have five digits
 UNKNOWN = -1  # a split whose boxes only the layouts give
 
 
@@ -65,6 +65,10 @@ class Spread:
             below = replica * size + at if split is None else replica
             yield from self._visit(dim + 1, index * size + at, below, box, owners, wanted, turn)
 
+    @property
+    def last_rank(self) -> int:
+        return self.ranks[-1] if isinstance(self.ranks, range) else max(self.ranks)
+
     def to_json(self) -> list[Any]:
         """Regular grids take the same space for many ranks as for few."""
         regular = isinstance(self.ranks, range)
@@ -72,22 +76,21 @@ class Spread:
         return [list(self.shape), ranks, regular, list(self.splits)]
 
     @classmethod
+    @parsing("spread")
     def from_json(cls, value: Any) -> Spread:
         """Raises CorruptError unless the grid has a rank in each place."""
-        try:
-            shape, ranks, regular, splits = value
-            if len(shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n < MAX_RANKS for n in (*shape, *ranks)):
-                raise ValueError(f"expected numbers of ranks, and at most {MAX_DIMS} dimensions")
-            spread = cls(
-                shape=tuple(shape),
-                ranks=range(ranks[0], ranks[0] + ranks[1]) if regular else tuple(ranks),
-                splits=tuple(splits),
-            )
-            known = all(split is None or type(split) is int for split in spread.splits)
-            if not known or (len(spread.ranks), len(spread.splits)) != (math.prod(spread.shape), len(spread.shape)):
-                raise ValueError("not a grid of ranks")
-        except (TypeError, ValueError, IndexError) as error:
-            raise CorruptError(f"layout: bad spread {value!r:.200}: {error}") from None
+        shape, ranks, regular, splits = value
+        if len(shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n <= MAX_RANKS for n in (*shape, *ranks)):
+            raise ValueError(f"{value!r:.200}: expected numbers of ranks, and at most {MAX_DIMS} dimensions")
+        spread = cls(
+            shape=tuple(shape),
+            ranks=range(ranks[0], ranks[0] + ranks[1]) if regular else tuple(ranks),
+            splits=tuple(splits),
+        )
+        known = all(split is None or type(split) is int for split in spread.splits)
+        places = math.prod(spread.shape)
+        if not known or not places or (len(spread.ranks), len(spread.splits)) != (places, len(spread.shape)):
+            raise ValueError(f"{value!r:.200}: not a grid of ranks")
         return spread
 
 

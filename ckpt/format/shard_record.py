@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckpt.errors import CorruptError
+from ckpt.errors import CorruptError, StateError
 from ckpt.format.atomic_files import dump_json, durable_write, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count, checksum
 from ckpt.format.layout import Layout
 from ckpt.format.line import FIRST, Line
+from ckpt.format.parsing import parsing
+from ckpt.format.rank_grid import MAX_RANKS
 
 FORMAT = 1
-MAX_BYTES = 1 << 30  # of a record
+MAX_BYTES = 1 << 29  # of a record
+_MAX_VALUES = 1 << 23  # of its JSON; each takes up to 100 bytes of memory
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -85,6 +88,7 @@ class ShardRecord:
         }  # fmt: skip
 
     @classmethod
+    @parsing("shard record")
     def from_json(cls, value: Any) -> ShardRecord:
         """Raises CorruptError if a field is missing, malformed or of another format."""
         try:
@@ -101,16 +105,25 @@ class ShardRecord:
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"shard record: missing or malformed field: {error}") from None
-        if not 0 <= record.rank < record.world_size or len(record.blocks) != block_count(record.layout.nbytes):
+        if not 0 <= record.rank < record.world_size <= MAX_RANKS or len(record.blocks) != block_count(
+            record.layout.nbytes
+        ):
             raise CorruptError(
                 f"shard record: rank {record.rank} of {record.world_size}, {len(record.blocks)} block checksums"
             )
+        if record.layout.last_rank >= record.world_size:
+            raise CorruptError(f"shard record: a tensor spread over rank {record.layout.last_rank}, which is none")
         return record
 
 
 def seal_json(value: dict[str, Any]) -> bytes:
-    """JSON with its own checksum on a second line, which shows damage."""
+    """JSON with its own checksum on a second line, which shows damage. Raises StateError if no reader would take it."""
     body = dump_json(value)
+    if len(body) >= MAX_BYTES - 64 or _values_in(body, len(body)) > _MAX_VALUES:
+        raise StateError(
+            f"record: {len(body)} bytes with {_values_in(body, len(body))} values, expected at most {MAX_BYTES} and "
+            f"{_MAX_VALUES}; store large lists and texts as arrays or bytes"
+        )
     return body + b"\n" + checksum(body).encode() + b"\n"
 
 
@@ -121,13 +134,20 @@ def unseal_json(data: bytes) -> Any:
     body = memoryview(data)[: max(start - 1, 0)]  # no copy, because manifests are large
     if not body or checksum(body) != data[start:end].decode("ascii", "replace"):
         raise CorruptError("record does not match its checksum")
+    if (values := _values_in(data, len(body))) > _MAX_VALUES or data.find(b"\0", 0, len(body)) >= 0:
+        raise CorruptError(f"record: {values} values, expected at most {_MAX_VALUES} in JSON")
     try:
         value = json.loads(str(body, "utf-8"))
         if data.find(b"\\u", 0, len(body)) >= 0:  # may be half of a surrogate pair, which could not be written again
             dump_json(value)
         return value
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise CorruptError(f"record is not JSON: {error}") from None
+
+
+def _values_in(data: bytes, end: int) -> int:
+    """The number of values in JSON before `end`, or more. Counted before they take memory."""
+    return sum(data.count(mark, 0, end) for mark in (b",", b"[", b"{"))
 
 
 def write_record(directory: Path, name: str, record: ShardRecord) -> None:

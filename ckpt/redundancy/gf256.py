@@ -1,15 +1,18 @@
 """Arithmetic on bytes as elements of GF(2^8), polynomial 0x11d: linear combinations, and the code for parity.
 
-ISA-L from the pyeclib wheel is used if it is installed. It is called directly on the buffers, which is several times
-faster than pyeclib's own interface, which copies (benchmarks/redundancy.py compares them). Else NumPy is used; both
-give the same bytes. NumPy and ISA-L are imported on first use, so that agents without parity start faster.
+ISA-L is used if it is installed: from the pyeclib wheel, else the system's or the environment's. It is called directly
+on the buffers, which is several times faster than pyeclib's own interface, which copies (benchmarks/redundancy.py
+compares them). Else NumPy is used, with a warning; both give the same bytes. NumPy and ISA-L are imported on first use,
+so that agents without parity start faster.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,14 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
+log = logging.getLogger(__name__)
+
 MAX_MEMBERS = 256  # data and parity of one stripe together: the number of elements of the field
 _POLYNOMIAL = 0x11D
 Term = tuple[Sequence[int], int, memoryview]  # a coefficient for each sum, first byte in the sums, bytes
 _ISAL_LEAST_BYTES = 64  # ISA-L's vector code needs at least this
+_ISAL_NAME = "libisal.so.2"  # of the system's library (libisal2, isa-l), which the loader finds
+_ISAL_CALLS = ("ec_init_tables", "ec_encode_data", "ec_encode_data_update")
 
 
 def prepare() -> None:
@@ -46,7 +53,9 @@ def multiply_add(into: Sequence[memoryview], data: memoryview, coefficients: Seq
     if tuple(coefficients) == (1,):
         np.bitwise_xor(targets[0], source, out=targets[0])
     elif any(coefficients):
-        fast = isal() is not None and len(source) >= _ISAL_LEAST_BYTES
+        if (library := isal()) is None:
+            _warn_of_numpy()
+        fast = library is not None and len(source) >= _ISAL_LEAST_BYTES
         (isal_multiply_add if fast else numpy_multiply_add)(targets, source, coefficients)
 
 
@@ -93,14 +102,22 @@ def combination(lost: int, missing: Sequence[int], rows: Sequence[int], data: in
 @functools.cache
 def isal() -> ctypes.CDLL | None:
     """ISA-L's functions, whose calls release the GIL; None if the library is not installed."""
-    spec = find_spec("pyeclib")
-    home = Path(spec.origin).parent.parent if spec and spec.origin else None
-    for path in sorted(home.glob("pyeclib.libs/libisal*")) if home else []:
+    for name in _isal_names():
         try:
-            return ctypes.CDLL(str(path))
+            library = ctypes.CDLL(name)
         except OSError:
             continue
+        if all(hasattr(library, call) for call in _ISAL_CALLS):
+            return library
     return None
+
+
+def _isal_names() -> Iterator[str]:
+    spec = find_spec("pyeclib")
+    if spec and spec.origin:
+        yield from map(str, sorted(Path(spec.origin).parent.parent.glob("pyeclib.libs/libisal*")))
+    yield _ISAL_NAME
+    yield str(Path(sys.prefix, "lib", _ISAL_NAME))  # of a conda environment, where the loader does not look
 
 
 def multiply(a: int, b: int) -> int:
@@ -113,6 +130,16 @@ def numpy_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequenc
 
     for target, coefficient in zip(into, coefficients, strict=True):
         np.bitwise_xor(target, _products()[coefficient][data], out=target)
+
+
+@functools.cache
+def _warn_of_numpy() -> None:
+    """Logs once in a process why parity is slow."""
+    log.warning(
+        "ISA-L was not found, so NumPy makes the parity, many times slower: pip install pyeclib, or install the "
+        "system's %s (Debian: libisal2)",
+        _ISAL_NAME,
+    )
 
 
 def isal_multiply_add(into: Sequence[Bytes], data: Bytes, coefficients: Sequence[int]) -> None:

@@ -7,14 +7,19 @@ the ring, as many members as may be lost at once. So a copy of every lost shard'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import durable_write, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
+from ckpt.format.parsing import parsing
+from ckpt.format.rank_grid import MAX_RANKS
 from ckpt.format.shard_record import FORMAT, MAX_BYTES, SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.redundancy.stripes import Stripes
+
+_MAX_MEMBERS = 256  # elements of the field of the parity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +34,20 @@ class ParitySet:
         return {"parity": self.parity, "ranks": list(map(list, self.ranks)), "lengths": list(map(list, self.lengths))}
 
     @classmethod
+    @parsing("parity set")
     def from_json(cls, value: Any) -> ParitySet:
         """Raises CorruptError unless it is a set with parity."""
-        try:
-            found = cls(
-                parity=value["parity"],
-                ranks=tuple(map(tuple, value["ranks"])),
-                lengths=tuple(map(tuple, value["lengths"])),
-            )
-            numbers = [found.parity, *sum(found.ranks, ()), *sum(found.lengths, ())]
-        except (KeyError, TypeError) as error:
-            raise CorruptError(f"parity: missing or malformed field {error}") from None
+        parity, members = value["parity"], len(value["ranks"])
+        if type(parity) is not int or not 0 < parity < members <= _MAX_MEMBERS:
+            raise CorruptError(f"parity: {parity!r:.20} over {members} members")
+        found = cls(parity=parity, ranks=tuple(map(tuple, value["ranks"])), lengths=tuple(map(tuple, value["lengths"])))
+        ranks = list(chain.from_iterable(found.ranks))
         shapes = [list(map(len, found.ranks)), list(map(len, found.lengths))]
+        numbers = chain(ranks, chain.from_iterable(found.lengths))
         if any(type(n) is not int or not 0 <= n < 1 << 62 for n in numbers) or shapes[0] != shapes[1]:
             raise CorruptError("parity: malformed ranks or lengths")
-        if not 0 < found.parity < len(found.ranks) <= 256 or len(set(sum(found.ranks, ()))) != sum(shapes[0]):
-            raise CorruptError(f"parity: {found.parity} over {len(found.ranks)} members")
+        if len(set(ranks)) != len(ranks):
+            raise CorruptError("parity: a rank is in the set twice")
         return found
 
     def stripes(self) -> Stripes:
@@ -93,19 +96,19 @@ class ParityRecord:
         }  # fmt: skip
 
     @classmethod
+    @parsing("parity record")
     def from_json(cls, value: Any) -> ParityRecord:
         """Raises CorruptError if a field is missing, malformed or of another format."""
-        try:
-            if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
-                raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {FORMAT}")
-            record = cls(
-                save=SaveId.from_json(value), namespace=str(value["namespace"]), world_size=int(value["world_size"]),
-                over=ParitySet.from_json(value["over"]), members=tuple(map(str, value["members"])),
-                index=int(value["index"]), headers=tuple(map(ShardRecord.from_json, value["headers"])),
-                blocks=tuple(map(str, value["blocks"])),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CorruptError(f"parity record: missing or malformed field: {error}") from None
+        if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
+            raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {FORMAT}")
+        record = cls(
+            save=SaveId.from_json(value), namespace=str(value["namespace"]), world_size=int(value["world_size"]),
+            over=ParitySet.from_json(value["over"]), members=tuple(map(str, value["members"])),
+            index=int(value["index"]), headers=tuple(map(ShardRecord.from_json, value["headers"])),
+            blocks=tuple(map(str, value["blocks"])),
+        )  # fmt: skip
+        if not 0 < record.world_size <= MAX_RANKS:
+            raise CorruptError(f"parity record: world size {record.world_size}")
         if len(record.members) != len(record.over.ranks) or not 0 <= record.index < len(record.members):
             raise CorruptError(f"parity record: member {record.index} of {len(record.members)}")
         if len(record.blocks) != block_count(record.nbytes):

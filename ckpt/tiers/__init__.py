@@ -8,6 +8,7 @@ open       opens the configured tiers, nearest first; the newest step of each, f
 reads      reads shards from a tier and verifies them
 catalog    the steps in a tier, and which of them can be restored
 mark       the file that names the owner of a namespace's folder
+own_folder the folder of a namespace, held open while it is written to
 claim      the file that names the live run that writes to a namespace
 retention  which steps may be removed
 quarantine the names of damaged steps that are set aside, and the reasons

@@ -43,7 +43,7 @@ def lower_tiers(config: CheckpointConfig, node: str | None) -> dict[str, Tier]:
 
 def s3_options(section: S3Section) -> S3Options:
     """The options for a bucket's requests, from the job file."""
-    names = ("endpoint_url", "region", "path_style", "sse", "sse_kms_key_id")
+    names = ("endpoint_url", "region", "path_style", "sse", "sse_kms_key_id", "bucket_owner")
     return S3Options(**{name: getattr(section, name) for name in names})
 
 

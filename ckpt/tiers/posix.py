@@ -17,20 +17,21 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from ckpt.errors import ConfigError, CorruptError, NamespaceError
+from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
 from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
+from ckpt.tiers.claim import Claim
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, MAX_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.own_folder import own_folder
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed, Tier
 
-_SQUASHED = 65534  # the uid that NFS gives root (root_squash)
 _TRASH = ".trash-"
 
 log = logging.getLogger(__name__)
@@ -63,17 +64,18 @@ class SharedTier(Tier):
         """Make the namespace's folder with its mark, or check the mark. Returns the time at which it was made."""
         check_shared(self.path, self.namespace)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(self.folder)
-        mark = _own_mark(self.folder, self.namespace) if (self.folder / MARK).exists() else None
-        if mark is None:
-            durable_write(self.folder / MARK, new_mark(self.namespace, node=self.node))
-            mark = read_mark(self.folder)
+        with own_folder(self.folder) as held:
+            mark = _own_mark(self.folder, self.namespace) if (self.folder / MARK).exists() else None
+            if mark is None:
+                durable_write(held / MARK, new_mark(self.namespace, node=self.node))
+                mark = read_mark(self.folder)
         return mark.created_s
 
     def check(self) -> None:
         """Check the folder's owner and the mark."""
         if self.folder.is_dir():
-            _check_owner(self.folder)
+            with own_folder(self.folder):
+                pass
         if (self.folder / MARK).exists():
             _own_mark(self.folder, self.namespace)
 
@@ -93,11 +95,12 @@ class SharedTier(Tier):
 
     def quarantine(self, name: str, reason: str) -> str:
         """Rename the directory atomically, after the reason is in it."""
-        durable_write(self.folder / name / REASON, reason_json(reason))
-        target = self.folder / quarantined_name(name, self._directories())
-        os.rename(self.folder / name, target)
-        sync_directory(self.folder)
-        return str(target)
+        target = quarantined_name(name, self._directories())
+        with own_folder(self.folder) as held:
+            durable_write(held / name / REASON, reason_json(reason))
+            os.rename(held / name, held / target)
+            sync_directory(held)
+        return str(self.folder / target)
 
     def retain(
         self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
@@ -110,15 +113,16 @@ class SharedTier(Tier):
 
     def _remove(self, names: Collection[str], removed: Removed) -> None:
         """Removes steps, and those that a killed process has not removed to the end."""
-        for name in names:
-            os.replace(self.folder / name, self.folder / f"{_TRASH}{name}")
-        for trash in self.folder.glob(f"{_TRASH}*"):
-            if trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
-                log.warning("%s: was a symbolic link; removed, what it led to is left alone", trash)
-                trash.unlink()
-            else:
-                shutil.rmtree(trash)
-                removed(trash.name.removeprefix(_TRASH))
+        with own_folder(self.folder) as held:
+            for name in names:
+                os.replace(held / name, held / f"{_TRASH}{name}")
+            for trash in held.glob(f"{_TRASH}*"):
+                if trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
+                    log.warning("%s: was a symbolic link; removed, not what it led to", self.folder / trash.name)
+                    trash.unlink()
+                else:
+                    shutil.rmtree(trash)
+                    removed(trash.name.removeprefix(_TRASH))
 
     def _get(self, path: str, max_bytes: int) -> bytes:
         file = self.folder / path
@@ -130,29 +134,31 @@ class SharedTier(Tier):
             raise CorruptError(f"{file.parent}: is no directory") from None
 
     def _put(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        durable_write(self.folder / path, data, sync=sync)
+        with own_folder(self.folder) as held:
+            durable_write(held / path, data, sync=sync)
 
     def _put_shards(self, save: SaveId, file: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         """Writes to a temporary file and renames it. Each writer of a rank's file has its own temporary file, because
         several nodes may write the same rank."""
         self._make_directory(save)
-        directory = self._directory(save)
         writer = f".{secrets.token_hex(4)}" if file.startswith("rank-") else ""
-        temporary = directory / f".{file}{writer}.tmp"
-        try:
-            output = DirectFile(temporary, self._throttle.take)
+        with own_folder(self.folder) as held:
+            directory = held / directory_name(save)
+            temporary = directory / f".{file}{writer}.tmp"
             try:
-                for offset, data in pieces:
-                    output.write(offset, data)
-                output.finish()
-            finally:
-                output.close()
-            os.replace(temporary, directory / file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(directory)
-        sync_directory(self.folder)
+                output = DirectFile(temporary, self._throttle.take)
+                try:
+                    for offset, data in pieces:
+                        output.write(offset, data)
+                    output.finish()
+                finally:
+                    output.close()
+                os.replace(temporary, directory / file)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync_directory(directory)
+            sync_directory(held)
 
     def _exists(self, path: str) -> bool:
         return (self.folder / path).exists()
@@ -168,13 +174,16 @@ class SharedTier(Tier):
 
     def _make_directory(self, save: SaveId) -> None:
         """Makes a step's directory. Raises CorruptError if there is a symbolic link of that name."""
-        directory = self._directory(save)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        if directory.is_symlink():
-            raise CorruptError(f"{directory}: is a symbolic link, expected our own directory; remove it")
+        with own_folder(self.folder) as held:
+            directory = held / directory_name(save)
+            directory.mkdir(mode=0o700, exist_ok=True)
+            if directory.is_symlink():
+                where = self._directory(save)
+                raise CorruptError(f"{where}: is a symbolic link, expected our own directory; remove it")
 
     def _make_line(self, name: str) -> None:
-        (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        with own_folder(self.folder) as held:
+            (held / name).mkdir(mode=0o700, exist_ok=True)
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)
@@ -199,8 +208,11 @@ def read_file(path: Path, start: int, into: memoryview) -> None:
         os.close(descriptor)
 
 
-def check_shared(path: Path | str, namespace: str) -> None:
+def check_shared(path: Path | str, namespace: str) -> Claim | None:
     """Check that `<path>/<namespace>` is, or can become, the folder of this namespace. Writes nothing.
+
+    Returns:
+        The claim of the run that has the namespace; it may have ended without a release. None if no claim can be read.
 
     Raises:
         NamespaceError: the folder belongs to another namespace or user, or has other files.
@@ -214,7 +226,8 @@ def check_shared(path: Path | str, namespace: str) -> None:
         )
     names = []
     if folder.is_dir():
-        _check_owner(folder)
+        with own_folder(folder):
+            pass
         names = os.listdir(folder)  # list before the check for the mark, because another agent may be making both
     if (folder / MARK).exists():
         _own_mark(folder, namespace)
@@ -225,13 +238,11 @@ def check_shared(path: Path | str, namespace: str) -> None:
         raise ConfigError(f"{nearest}: is a file, expected a directory; choose another checkpoint path")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{nearest}: is not writable for uid {os.getuid()}; choose another checkpoint path")
-
-
-def _check_owner(folder: Path) -> None:
-    """Checks the folder's owner. The mark alone is not enough: any user who may write to `path` could have made it."""
-    owner, user = folder.stat().st_uid, os.getuid()
-    if owner != user and not (user == 0 and owner == _SQUASHED):
-        raise NamespaceError(f"{folder}: belongs to uid {owner}, we are uid {user}; choose another path")
+    try:
+        claim = SharedTier(path, namespace).read_claim()
+    except (CheckpointError, OSError):
+        return None  # the agents say what is wrong with it
+    return None if claim is None or claim.released else claim
 
 
 def _own_mark(folder: Path, namespace: str) -> Mark | None:

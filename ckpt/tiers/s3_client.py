@@ -36,6 +36,7 @@ class S3Options:
     path_style: bool | None = None  # https://host/bucket/key or https://bucket.host/key; None: boto3's default
     sse: str | None = None  # AES256 or aws:kms
     sse_kms_key_id: str | None = None
+    bucket_owner: str | None = None  # AWS account id; requests to a bucket of another account are refused
     attempts: int = ATTEMPTS
 
     @property
@@ -122,7 +123,20 @@ def make_client(options: S3Options) -> Any:
             response_checksum_validation="when_required",  # of whole objects; Holdfast verifies every block itself
         )
         session = boto3.session.Session(botocore_session=core)
-        return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        client = session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        if options.bucket_owner is not None:
+            client.meta.events.register("provide-client-params.s3", _expecting(options.bucket_owner))
+        return client
+
+
+def _expecting(owner: str) -> Any:
+    """Adds the expected owner of the bucket to every request that can have it."""
+
+    def add(params: dict[str, Any], model: Any, **_: Any) -> dict[str, Any]:
+        names = ("ExpectedBucketOwner", "ExpectedSourceBucketOwner")
+        return params | {name: owner for name in names if name in model.input_shape.members}
+
+    return add
 
 
 @cache

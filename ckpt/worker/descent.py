@@ -19,7 +19,7 @@ log = logging.getLogger("ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newest:
+class Known:
     """What the agents know of the namespace when a worker connects.
 
     Attributes:
@@ -39,7 +39,7 @@ class Newest:
 class Descent:
     """The lines of one session of saves."""
 
-    def __init__(self, newest: Newest, seed: str, owner: Owner, *, speaks: bool) -> None:
+    def __init__(self, newest: Known, seed: str, owner: Owner, *, speaks: bool) -> None:
         """
         Args:
             seed: text that is the same on all ranks, and of no other attempt.

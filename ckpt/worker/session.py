@@ -19,7 +19,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot, Use
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.timeouts import WorkerDeadlines
-from ckpt.worker.descent import Descent, Newest
+from ckpt.worker.descent import Descent, Known
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.save.async_copy import Background, Copies
 
@@ -89,7 +89,7 @@ class Session:
         self._plan = AgreedStep(save=_save_in(reply), tier=reply["tier"], world_size=reply["world_size"])
         self._committed = _save_in(reply, "committed")  # the newest save that this attempt has committed
         number, began_s = reply["next_line"]
-        newest = Newest(
+        newest = Known(
             save=self._committed or self._plan.save, is_head=self._committed is not None or reply["is_head"],
             skipped=bool(reply["skipped"]), next_number=number, began_s=began_s,
         )  # fmt: skip
@@ -289,11 +289,11 @@ class Session:
         if not self._sealing.settle(timeout_s):
             log.warning("rank %d: copies have not ended within %g s", self._identity.rank, timeout_s)
 
-    def _await_outcomes(self) -> None:
+    def _await_outcomes(self, *, closing: bool = False) -> None:
         if self._lost:
             return
         try:
-            self._agent.request("await_saves", timeout_s=self._deadlines.saves_s)
+            self._agent.request("await_saves", timeout_s=self._deadlines.saves_s, closing=closing)
             self._handle_events(0.0)
         except AgentError as error:
             log.warning("rank %d: cannot tell whether the last saves are safe: %s", self._identity.rank, error)
@@ -308,7 +308,7 @@ class Session:
         self._settle(self._deadlines.saves_s if wait else self._deadlines.slot_s)
         self._send("bye")
         if wait:
-            self._await_outcomes()
+            self._await_outcomes(closing=True)
         with self._lock:
             self._closed.set()
             self._agent.close()

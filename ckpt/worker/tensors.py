@@ -93,9 +93,17 @@ def dtype_name(dtype: Any) -> str:
 
 def torch_dtype(chunk: Chunk) -> torch.dtype:
     """The torch dtype of a chunk; raises CorruptError if the name is unknown or does not fit the chunk's size."""
-    dtype = getattr(torch, chunk.dtype, None)
-    if not isinstance(dtype, torch.dtype) or chunk.nbytes != dtype.itemsize * chunk_box(chunk).elements:
+    dtype = named_dtype(chunk.dtype)
+    if chunk.nbytes != dtype.itemsize * chunk_box(chunk).elements:
         raise CorruptError(f"chunk {chunk.key!r:.200}: {chunk.nbytes} bytes of dtype {chunk.dtype!r:.40} {chunk.sizes}")
+    return dtype
+
+
+def named_dtype(name: str, *, array: bool = False) -> Any:
+    """The torch dtype of a stored name, or NumPy's. Raises CorruptError if there is none."""
+    dtype = (np.dtype(name) if name in _ARRAY_DTYPES else None) if array else getattr(torch, name, None)
+    if not isinstance(dtype, np.dtype if array else torch.dtype):
+        raise CorruptError(f"dtype {name!r:.40}: expected the name of a dtype of {'NumPy' if array else 'torch'}")
     return dtype
 
 

@@ -3,7 +3,10 @@
     app       all verbs, and the entry point
     init      holdfast init
     start     holdfast run, submit
-    jobs      holdfast status, logs, scale, stop, cancel
+    status    holdfast status, top
+    logs      holdfast logs
+    jobs      holdfast wait, scale, stop, cancel
+    usage     holdfast usage
     supervise holdfast supervise
     doctor    holdfast doctor
     cluster   holdfast cluster up, down, status
@@ -11,6 +14,7 @@
     reference writes docs/reference
     man       writes the manual pages
     options   options that several verbs have
+    completion values that Tab completes
     plain_command how arguments appear in help
     job_command   splits a command line between holdfast, sbatch and the script
     job_table the table of all jobs

@@ -19,12 +19,15 @@ from launcher.cli.doctor import doctor
 from launcher.cli.errors import Complaints
 from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
-from launcher.cli.jobs import cancel, logs, scale, status, stop
+from launcher.cli.jobs import cancel, scale, stop, wait
+from launcher.cli.logs import logs
 from launcher.cli.options import GROUP
 from launcher.cli.plain_command import plain
 from launcher.cli.schema import schema
 from launcher.cli.start import run, submit
+from launcher.cli.status import status, top
 from launcher.cli.supervise import supervise
+from launcher.cli.usage import usage
 
 
 class _RoomVerbs(TyperGroup, ABC):
@@ -89,10 +92,13 @@ app.command("init", short_help="Write an example job and batch scripts to copy a
 app.command("run", short_help="Run a job here, in the foreground, on the local cluster.", cls=JobCommand)(run)
 app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
 app.command("status", short_help="Show the state of a job, or a list of all jobs.")(status)
+app.command("top", short_help="Show all jobs, live.")(top)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
+app.command("wait", short_help="Wait for a job's end; the exit code is the job's.")(wait)
 app.command("scale", short_help="Change the number of nodes of an elastic job.")(scale)
 app.command("stop", short_help="Save, then end a job. It is not requeued.")(stop)
 app.command("cancel", short_help="End a job at once, without a save.")(cancel)
+app.command("usage", short_help="Show the node-hours of each account: own, and borrowed by boosters.")(usage)
 app.command("supervise", short_help="Supervise a job inside a batch script.")(supervise)
 app.command("doctor", short_help="Check whether a job will run here.")(doctor)
 app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import GROUP, Json
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 app = typer.Typer(**GROUP, help="A real Slurm of several nodes on this one machine (needs root).")
 
@@ -21,7 +21,8 @@ def up(
     """Start a Slurm cluster whose nodes are namespaces of this machine, and print how to use it."""
     from slurm.testbed import TestCluster
 
-    cluster = TestCluster.up(name=name, nodes=nodes)
+    with WaitLine(f"starting cluster {name}"):
+        cluster = TestCluster.up(name=name, nodes=nodes)
     typer.echo(f"cluster {name}: {' '.join(cluster.nodes)}\n{cluster.usage}")
 
 
@@ -30,7 +31,8 @@ def down(name: ClusterName = "default") -> None:
     """Remove a cluster and all that runs on it, also one whose start was interrupted."""
     from slurm.testbed import TestCluster
 
-    TestCluster.load(name).down()
+    with WaitLine(f"removing cluster {name}"):
+        TestCluster.load(name).down()
     typer.echo(f"cluster {name} removed")
 
 

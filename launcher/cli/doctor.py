@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.completion import clusters
 from launcher.cli.options import Folder, Json, refuse_url
-from lifecycle.blocks import print_block, print_json
+from lifecycle.blocks import WaitLine, print_block, print_json
 
 
 def doctor(
@@ -18,7 +19,12 @@ def doctor(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="slurm or local.  [default: slurm where srun is found]", metavar="NAME", show_default=False),
+        typer.Option(
+            help="slurm or local.  [default: slurm where srun is found]",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=clusters,
+        ),
     ] = None,
     folder: Folder = "runs/%j",
     as_json: Json = False,
@@ -43,7 +49,8 @@ def doctor(
     spec = None if job_file is None else load_job(job_file)
     on_slurm = cluster == "slurm" if cluster else shutil.which("srun") is not None
     place = Path(folder.partition("%")[0] or ".").absolute()
-    findings = examine(spec, place, on_slurm=on_slurm)
+    with WaitLine("looking at Slurm, a node and the folders" if on_slurm else "looking at this machine"):
+        findings = examine(spec, place, on_slurm=on_slurm)
     worst = verdict(findings)
     if as_json:
         print_json({"status": worst.word, "findings": [finding.to_mapping() for finding in findings]})

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import refuse_url
+from launcher.cli.options import Json, refuse_url
 from launcher.cli.schema import text_of
 from launcher.errors import UsageError
+from lifecycle.blocks import print_json
 
 _TREE = Path(__file__).parents[2]
 _SHARE = "share/holdfast"
@@ -21,6 +22,7 @@ _SCHEMA_OF_EXAMPLE = "$schema=../../docs/reference/job.schema.json"
 
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.", show_default=".")] = Path(),
+    as_json: Json = False,
 ) -> None:
     """Write an example job (job.yaml, train.py, job.schema.json) and the batch scripts (sbatch_templates/) into DIR.
 
@@ -40,10 +42,13 @@ def init(
         (directory / "sbatch_templates").mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (directory / name).write_text(text)
-            typer.echo(directory / name)
+            if not as_json:
+                typer.echo(directory / name)
     except OSError as error:
         raise UsageError(f"init: {error.filename}: {error.strerror}; choose another directory") from error
-    typer.echo(f"try it in {directory.absolute()}: holdfast run job.yaml")
+    if as_json:
+        return print_json({"directory": str(directory.absolute()), "files": list(texts)})
+    return typer.echo(f"try it in {directory.absolute()}: holdfast run job.yaml")
 
 
 def shipped() -> Path:

@@ -5,10 +5,12 @@ Words after `--` go to the script. `submit` passes options that are not its own 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from launcher.cli.plain_command import PlainCommand
+from launcher.errors import UsageError
 
 SCRIPT_ARGUMENTS = "launcher.script_arguments"  # in the context's meta; None without `--`
 # Options of sbatch (sbatch(1), 25.05) that take no value as a word of its own. All others take the next word.
@@ -29,7 +31,16 @@ class JobCommand(PlainCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words, rest = _cut(args)
         ctx.meta[SCRIPT_ARGUMENTS] = rest
-        return list(super().parse_args(ctx, words))
+        given = list(words)  # the parser takes words out of its list
+        try:
+            return list(super().parse_args(ctx, words))
+        except Exception as error:
+            unknown = getattr(error, "option_name", None)  # of click's NoSuchOption, wherever typer keeps it
+            at = next((at for at, word in enumerate(given) if word.partition("=")[0] == unknown), None)
+            if rest is None and unknown is not None and at is not None:
+                said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+                raise UsageError(f"{said}; {_perhaps_of_the_script(ctx.command_path, given, at)}") from None
+            raise
 
 
 class SubmitCommand(JobCommand):
@@ -78,6 +89,13 @@ def split(words: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str]
         if needs_value and not holds_value and waiting and not waiting[0].endswith((".yaml", ".yml")):
             side.append(waiting.pop(0))
     return own, sbatch
+
+
+def _perhaps_of_the_script(command: str, words: list[str], at: int) -> str:
+    """The advice for an option that the verb does not have: a `--` before it may be missing."""
+    given = words[:at] if any(word.endswith((".yaml", ".yml")) for word in words[:at]) else ["JOB.yaml"]
+    corrected = " ".join(map(shlex.quote, [*command.split(), *given, "--", *words[at:]]))
+    return f"words for the script go after --: {corrected}; see `{command} --help`"
 
 
 def _cut(args: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from launcher.cli.completion import job_ids
 from launcher.errors import UsageError
 
 GROUP: dict[str, Any] = {
@@ -18,7 +19,8 @@ GROUP: dict[str, Any] = {
 }
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, name or folder.", show_default=False)]
+JOB_HELP = "The job's id or its beginning, its name or folder."
+JobName = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, show_default=False, autocompletion=job_ids)]
 Nodes = Annotated[
     int | None, typer.Option("--nodes", "-N", help="Nodes that train, instead of the job file's.", metavar="N")
 ]

@@ -12,6 +12,7 @@ TITLES = {
     "site": "/etc/holdfast/node.yaml: what a node should be",
     "health": "/etc/holdfast/health.yaml: settings of the health checks",
     "heal": "/etc/holdfast/heal.yaml: settings of healing",
+    "hooks": "/etc/holdfast/hooks.yaml: settings of Slurm's hooks",
 }
 
 
@@ -22,6 +23,7 @@ class File(str, Enum):
     SITE = "site"
     HEALTH = "health"
     HEAL = "heal"
+    HOOKS = "hooks"
 
 
 def schema(

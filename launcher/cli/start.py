@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher.cli.completion import clusters
 from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
@@ -24,39 +25,39 @@ def run(
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
     folder: Folder = "runs/%j",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the events without the lines of rank 0.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Run a job on the local cluster and follow it to its end.
+    """Run a job on the local cluster and follow it to its end: its events, and what rank 0 prints.
 
     Nodes are groups of processes on this machine. Ctrl-C cancels the job. Words after -- replace the job file's args:
 
         holdfast run job.yaml -N 2 -- --steps 10
 
+    With --json each event is a JSON object on one line; the first has the job's id and folder.
+
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
     """
-    from launcher import gpus
     from launcher.executor import Executor
     from launcher.progress import follow
     from launcher.registry import KnownJob
     from lifecycle.blocks import console_on
 
     arguments = context.meta[SCRIPT_ARGUMENTS]
-    spec = _load(job_file, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
-    if (here := len(gpus.visible())) and not gpus.count(spec.gpus_per_node):
-        found = "1 GPU" if here == 1 else f"{here} GPUs"
-        typer.echo(f"{found} here, none for the job: it trains on the CPU (see --gpus-per-node)", err=True)
+    spec = _load(job_file, "local", nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     submitted = Executor(folder, cluster="local").submit(spec)
     job = KnownJob(
         job_id=submitted.job_id, name=spec.name, cluster="local", folder=submitted.paths.folder, nodes=spec.nodes,
         spares=spec.spares,
     )  # fmt: skip
-    raise typer.Exit(follow(job, console_on(sys.stdout)))
+    raise typer.Exit(follow(job, console_on(sys.stdout), shows_output=not quiet, as_json=as_json))
 
 
 def submit(
     context: typer.Context,
     job_file: JobFile,
-    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME")] = "slurm",
+    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME", autocompletion=clusters)] = "slurm",
     nodes: Nodes = None,
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
@@ -83,33 +84,38 @@ def submit(
     if flags and cluster != "slurm":
         raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
     arguments = context.meta[SCRIPT_ARGUMENTS]
-    spec = _load(job_file, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
+    spec = _load(job_file, cluster, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     if dry_run or test_only:
         return _preview(spec, cluster, folder, flags, ask=test_only)
     from launcher.executor import Executor
 
     options = {"slurm_flags": flags} if cluster == "slurm" else {}
-    submitted = Executor(folder, cluster=cluster, **options).submit(spec)
+    with WaitLine("submitting"):
+        submitted = Executor(folder, cluster=cluster, **options).submit(spec)
     if as_json:
         return print_json({"job_id": submitted.job_id, "folder": str(submitted.paths.folder)})
     typer.echo(f"submitted job {submitted.job_id}: {_size(spec)}, folder {submitted.paths.folder}")
-    return None
+    return typer.echo(
+        f"watch it: holdfast status {submitted.job_id} --watch; its output: holdfast logs {submitted.job_id} -f"
+    )
 
 
-def _load(job_file: Path, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
-    """Reads the job file and applies the command line to it, including the GPUs of sbatch's --gres.
+def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: Any) -> JobSpec:
+    """Reads the job file and applies the command line to it, including sbatch's --gres and --chdir.
 
     Where the job grows, its boosters get the sbatch options of the command line that describe nodes as well.
     """
+    from launcher import gpus
     from launcher.jobfile import load_job
 
+    auto = gpus.of_this_machine if cluster == "local" else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
     options = _flag_values(flags)
-    if gres := options.get("gres"):
-        given["slurm"] = {"gres": gres}
-    spec = load_job(job_file, given)
+    if decisive := {name: options[name] for name in ("gres", "chdir") if options.get(name)}:
+        given["slurm"] = decisive
+    spec = load_job(job_file, given, auto)
     if spec.most_boosters and (shared := _of_the_nodes(options)):
-        return load_job(job_file, {**given, "slurm": shared})
+        return load_job(job_file, {**given, "slurm": {**given.get("slurm", {}), **shared}})
     return spec
 
 
@@ -140,7 +146,9 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
         option = "--test-only" if ask else "--dry-run"
         raise UsageError(f"{option}: got --cluster {cluster}, expected slurm; only there is a script")
     if ask:
-        return typer.echo(sbatch_test(spec, folder, flags))
+        with WaitLine("asking Slurm"):
+            answer = sbatch_test(spec, folder, flags)
+        return typer.echo(answer)
     script, command = sbatch_script(spec, folder, flags)
     typer.echo(script.rstrip("\n"))
     return typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)

@@ -26,6 +26,7 @@ def supervise(
     The script has to `exec` this command, so that Slurm's signals reach it. `holdfast init` writes examples into
     sbatch_templates/.
     """
+    from launcher import gpus
     from launcher.boosters import require_booster
     from launcher.jobfile import load_job
     from launcher.module_names import check_modules
@@ -34,7 +35,7 @@ def supervise(
 
     if job_dir is not None:
         refuse_url("--job-dir", job_dir)
-    spec = load_job(job_file)
+    spec = load_job(job_file, auto_gpus=gpus.of_the_allocation)
     require_booster(spec)
     check_modules(spec, os.environ)
     job = JobEnvironment.from_env(os.environ)

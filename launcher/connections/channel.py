@@ -195,7 +195,7 @@ async def serve(
             return
         finally:
             greeted -= 1
-            handshakes.remove(peer, number)
+            handshakes.remove(number)
         try:
             await accept(channel, hello)
         finally:

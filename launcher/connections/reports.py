@@ -31,6 +31,7 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
+from launcher.history.steps import NodeSteps
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,13 @@ class Heartbeats:
             return None
         self._last = progress
         return progress
+
+    def steps(self) -> NodeSteps | None:
+        """The step of each node now; None before any worker has reported one."""
+        if self._attempt is None or self._step is None:
+            return None
+        nodes = {node: step for node, step in self._slowest.items() if step is not None}
+        return NodeSteps(attempt=self._attempt, step=self._step, nodes=nodes)
 
     def _forget(self, attempt: int | None) -> None:
         self._attempt = attempt

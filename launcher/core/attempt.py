@@ -112,9 +112,17 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
     _settle(turn)
 
 
+_NO_FILE = (
+    "no file matches the job file's `progress`, so the attempt counts as one without progress; a relative pattern "
+    "counts from the directory in which the script runs"
+)
+
+
 def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
     if turn.attempt.phase is AttemptPhase.LOOKING:
         record_own_checkpoint(turn, given)
+        if turn.state.history.gains.file_s == 0.0:
+            turn.record("problem", attempt=turn.attempt.number, what=_NO_FILE)
         turn.enter_phase(AttemptPhase.ENDED)
 
 
@@ -407,13 +415,14 @@ def _stop_deadline_s(turn: Turn) -> float | None:
 
 
 def _pass_on_stop(turn: Turn) -> None:
-    """Sends a requested stop to all ranks, once."""
+    """Sends a requested stop to all ranks, once for each reason, because the time for the lower tiers depends on it."""
     attempt, stop = turn.attempt, turn.state.requests.stop
     if stop == requests.RESIZE and not turn.state.resize.is_written:
         return
-    if stop is not None and not attempt.stop_sent:
-        turn.set_attempt(stop_sent=True)
-        turn.do(Send(nodes=attempt.nodes, order=Order.STOP, attempt=attempt.number))
+    if stop is not None and stop != attempt.stop_sent:
+        turn.set_attempt(stop_sent=stop)
+        lower_s = requests.lower_s(stop)
+        turn.do(Send(nodes=attempt.nodes, order=Order.STOP, attempt=attempt.number, lower_s=lower_s))
 
 
 def _blame_late_start(turn: Turn) -> None:

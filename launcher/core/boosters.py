@@ -9,6 +9,7 @@ end, so that an order to end it is never lost.
 from __future__ import annotations
 
 from launcher.core.commands import Dismiss, EndAllocation
+from launcher.core.faults import BOOSTER_START
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
     AllocationAsked,
@@ -20,14 +21,17 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Asking, Booster, BoosterPhase, Heard, JobFacts, Stage, State, Tended
+from launcher.core.state import Booster, BoosterPhase, Heard, JobFacts, Stage, State, Tended
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # reasons to leave
 NODE_FAIL = "NODE_FAIL"  # Slurm's state of a job that ended because a node failed
+REFUSED = "no booster can be asked for"
 LATE_S = 120.0  # for the runners of a running booster to connect
 BROKEN_S = 30.0  # for a lost node of a booster to come back
-TELL_AGAIN_S = 300.0  # between two events with a booster's reason to wait, because the scheduler's reasons alternate
+AVOIDED_S = 3600.0  # for which no booster has a node on which one could not start; also the longest back-off
+TELL_AGAIN_S = 300.0  # between two events with these reasons to wait, because they alternate
+_USUAL = ("Priority", "Resources")
 
 
 def known(history: History, job: JobFacts) -> tuple[Booster, ...]:
@@ -89,6 +93,8 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
         return False
     if member is not None:
         _remove(turn, given.node, member.allocation)
+    if turn.state.asking.failures:
+        turn.set(asking=replace(turn.state.asking, failures=0))
     turn.set(members=turn.state.members.add(given.node, Member(allocation=allocation)))
     running_s = turn.now_s if booster.running_s is None else booster.running_s
     nodes = (*booster.nodes, given.node)
@@ -129,9 +135,9 @@ def on_asked(turn: Turn, given: AllocationAsked) -> tuple[Heard, ...]:
     asking = turn.state.asking
     error = given.error or ("no allocation" if given.allocation is None else "")
     ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
-    turn.set(asking=Asking(ask_s=ask_s, error=error))
+    turn.set(asking=replace(asking, is_asked=False, ask_s=ask_s, error=error, waiting=()))
     if error and error != asking.error:
-        turn.record("problem", what="no booster can be asked for", detail=error)
+        turn.record("problem", what=REFUSED, detail=error, again=round(ask_s, 3))
     if given.allocation is not None and turn.booster(given.allocation) is None:
         turn.set(boosters=(*turn.state.boosters, Booster(allocation=given.allocation)))
         turn.record("booster_asked", allocation=given.allocation, nodes=turn.state.job.booster_nodes)
@@ -142,8 +148,12 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
     """The scheduler's report about the state of all boosters."""
     for booster in turn.state.boosters:
         state, reason = given.states.get(booster.allocation), given.reasons.get(booster.allocation, "")
+        hosts = given.nodes.get(booster.allocation, ())
+        if hosts and hosts != booster.hosts:
+            turn.set_booster(booster.allocation, hosts=hosts)
+            booster = replace(booster, hosts=hosts)
         if state is AllocationState.ENDED:
-            _on_end(turn, booster, reason)
+            _on_end(turn, booster, reason, has_failed=booster.allocation in given.failed)
         elif booster.phase is BoosterPhase.LEAVING:
             if booster.is_end_sent:  # the order may have been lost
                 turn.do(EndAllocation(allocation=booster.allocation))
@@ -156,21 +166,47 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
 
 
 def _on_queued(turn: Turn, booster: Booster, reason: str) -> None:
-    is_due = booster.told_s is None or turn.now_s >= booster.told_s + TELL_AGAIN_S
+    alternate = booster.reason in _USUAL and reason in _USUAL
+    is_due = booster.told_s is None or not alternate or turn.now_s >= booster.told_s + TELL_AGAIN_S
     if reason and reason != booster.reason and is_due:
         turn.set_booster(booster.allocation, reason=reason, told_s=turn.now_s)
         turn.record("booster_waits", allocation=booster.allocation, reason=reason)
 
 
-def _on_end(turn: Turn, booster: Booster, reason: str) -> None:
+def _on_end(turn: Turn, booster: Booster, reason: str, *, has_failed: bool) -> None:
     if booster.has_ended:
         return
     if booster.phase is not BoosterPhase.LEAVING:
         leave(turn, booster.allocation, reason or "it has ended")
+        if has_failed and not booster.nodes:
+            _cannot_start(turn, booster, booster.hosts, reason)
     turn.set_booster(booster.allocation, has_ended=True)
-    turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended")
+    ask_s = turn.state.asking.ask_s
+    again = round(ask_s, 3) if ask_s > turn.now_s else None
+    turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended", again=again)
     if NODE_FAIL not in reason:
         _forgive(turn, booster.allocation)
+
+
+def _cannot_start(turn: Turn, booster: Booster, hosts: tuple[str, ...], reason: str) -> None:
+    """A booster has its nodes, and its runners do not come up there. Further boosters avoid these nodes for a while.
+
+    The nodes need not be at fault. So each such booster in a row doubles the time to the next one.
+    """
+    asking, now_s = turn.state.asking, turn.now_s
+    wait_s = turn.state.job.elastic.scale_up_snooze_s * 2.0**asking.failures
+    avoided = tuple((host, until_s) for host, until_s in asking.avoided if until_s > now_s and host not in hosts)
+    avoided += tuple((host, now_s + AVOIDED_S) for host in hosts)
+    ask_s = max(asking.ask_s, now_s + min(wait_s, AVOIDED_S))
+    turn.set(asking=replace(asking, failures=asking.failures + 1, avoided=avoided, ask_s=ask_s))
+    where = f" on {', '.join(hosts)}, which further boosters avoid for {AVOIDED_S:g} s" if hosts else ""
+    what = f"booster {booster.allocation} did not start{where}: {reason}"
+    turn.record("fault", kind=BOOSTER_START, node=hosts[0] if len(hosts) == 1 else None, reason=what)
+
+
+def avoided(turn: Turn) -> tuple[str, ...]:
+    """The nodes that no booster is to have, because one could not start there a short time ago."""
+    return tuple(host for host, until_s in turn.state.asking.avoided if until_s > turn.now_s)
 
 
 def _forgive(turn: Turn, allocation: str) -> None:
@@ -183,12 +219,16 @@ def _forgive(turn: Turn, allocation: str) -> None:
                 turn.record("node_back", node=node, allocation=allocation)
 
 
-def on_terminated(turn: Turn, node: str) -> bool:
-    """Whether a SIGTERM concerns only a booster, which then leaves."""
+def on_terminated(turn: Turn, node: str, why: str = "") -> bool:
+    """Whether a SIGTERM concerns only a booster, which then leaves.
+
+    Args:
+        why: the scheduler's reason; "" for a preemption.
+    """
     allocation = turn.member(node).allocation
     if turn.booster(allocation) is None:
         return False
-    leave(turn, allocation, PREEMPTED)
+    leave(turn, allocation, why or PREEMPTED)
     return True
 
 
@@ -234,7 +274,9 @@ def advance(turn: Turn) -> None:
             _let_go(turn, booster, used)
         elif (late_s := _late_s(turn, booster)) is not None and turn.now_s >= late_s:
             came = f"{len(booster.nodes)} of its {state.job.booster_nodes} runners came within {LATE_S:g} s"
+            late = tuple(host for host in booster.hosts if host not in booster.nodes)
             leave(turn, booster.allocation, came)
+            _cannot_start(turn, booster, late, f"{came}; see log/booster-{booster.allocation}.log")
         elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
             _look_after(turn, booster, used)
     turn.set(tended=tended)

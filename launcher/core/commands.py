@@ -57,12 +57,15 @@ class Send:
 
     Attributes:
         generation: that of the next agents; only for RENEW_AGENT.
+        lower_s: for how long ranks that have saved wait for the lower tiers; None: until their own deadline; only for
+            STOP.
     """
 
     nodes: tuple[str, ...]
     order: Order
     attempt: int
     generation: int = 0
+    lower_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

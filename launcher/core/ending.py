@@ -93,7 +93,7 @@ def requeueing(turn: Turn) -> None:
     elif state.requeue is RequeuePhase.REFUSED and state.ending is not None:
         _, reason = state.ending
         outcome = "internal" if state.requests.stop else "too_few_nodes"
-        reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again in the same folder"
+        reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again"
         turn.set(ending=(outcome, reason))
         _end_job(turn)
 

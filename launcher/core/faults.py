@@ -21,6 +21,7 @@ ENVIRONMENT = "environment"  # the runner reports that the job's Python cannot l
 SCHEDULER_LOST = "scheduler_lost"  # the scheduler does not answer, so no checkpoint agents can be started
 PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
 PREFLIGHT = "preflight"  # the node reports that it cannot train
+BOOSTER_START = "booster_start"  # a booster's runners did not come up on its nodes; the attempt is not affected
 
 LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
 

@@ -386,10 +386,14 @@ class AllocationsSeen:
     Attributes:
         states: by allocation, without those of which nothing is known.
         reasons: why each is queued or how it ended, in the scheduler's words.
+        nodes: the nodes of each that runs or has run.
+        failed: those that have ended with an error of their own.
     """
 
     states: Mapping[str, AllocationState] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
 
 
 # Requests
@@ -400,9 +404,13 @@ class Terminated:
     """A node's runner, or the supervisor (node None), has received a SIGTERM.
 
     On a booster's node it means that this allocation leaves.
+
+    Attributes:
+        why: why the booster's allocation ends, if the scheduler has said so; "" counts as a preemption.
     """
 
     node: str | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -425,9 +433,13 @@ class HaltAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleAsked:
-    """A user has requested a number of nodes. The job trains on the largest allowed size that is not above it."""
+    """A user has requested a number of nodes. The job trains on the largest allowed size that is not above it.
 
-    nodes: int
+    Attributes:
+        nodes: the number; None for the size in the job file.
+    """
+
+    nodes: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

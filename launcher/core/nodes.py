@@ -52,7 +52,7 @@ def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
         elif isinstance(kept, given_.NodeWarm):
             on_node_warm(turn, kept)
         else:
-            boosters.on_terminated(turn, kept.node)
+            boosters.on_terminated(turn, kept.node, kept.why if isinstance(kept, given_.Terminated) else "")
 
 
 def _return(turn: Turn, given: given_.NodeJoined) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import (
+    BOOSTER_START,
     PREEMPTED,
     PREFLIGHT,
     SCHEDULER_LOST,
@@ -24,7 +25,7 @@ from launcher.core.gains import Event, Gains, after_fault
 TIME_LIMIT = "time_limit"
 HALT = "halt"  # a user wants the job to end for good, so it is not requeued
 CANCEL = "cancel"
-_NOT_THE_JOBS = (PREFLIGHT, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
+_NOT_THE_JOBS = (PREFLIGHT, BOOSTER_START, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,7 @@ def _booster_end(history: History, event: Event) -> History:
 
 
 def _scale_requested(history: History, event: Event) -> History:
-    return replace(history, scale=event["nodes"])
+    return replace(history, scale=event.get("nodes"))
 
 
 def _resize(history: History, event: Event) -> History:

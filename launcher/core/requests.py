@@ -37,6 +37,10 @@ _STOP_TIMEOUT_S = {
     HALT: 600.0,  # not urgent, so a slow step has enough time
 }
 _DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, starts with the SIGTERM that causes the stop
+# Seconds in which ranks that have saved wait for the lower tiers. The step is safe in memory before. A slow tier must
+# not use up the time for the stop. After a resize the next attempt continues to write the step.
+_LOWER_S: dict[str, float | None] = {RESIZE: 0.0, TIME_LIMIT: 50.0, HALT: None}
+_DEFAULT_LOWER_S = 15.0
 
 MARGIN_S = 90.0  # before the time limit: to agree on a step, save it, and requeue the job
 SHRINK_S = 180.0  # before that: to continue without boosters, and commit a step that does not need them
@@ -80,6 +84,11 @@ def stop_deadline_s(requests: Requests, limits: ElasticLimits) -> float | None:
     return requests.stop_s + _STOP_TIMEOUT_S.get(requests.stop, _DEFAULT_STOP_TIMEOUT_S)
 
 
+def lower_s(stop: str) -> float | None:
+    """For how long ranks that stop for this reason wait for the lower tiers; None: until their own deadline."""
+    return _LOWER_S.get(stop, _DEFAULT_LOWER_S)
+
+
 def go_on(turn: Turn, history: History) -> None:
     """After a take-over: the requests to the former supervisor still hold."""
     running = history.running_attempt
@@ -100,7 +109,7 @@ def record_again(turn: Turn) -> None:
 
 
 def on_terminated(turn: Turn, given: Terminated) -> None:
-    if given.node is not None and boosters.on_terminated(turn, given.node):
+    if given.node is not None and boosters.on_terminated(turn, given.node, given.why):
         return
     asked = turn.state.requests
     if asked.sigterm in (Sigterm.NONE, Sigterm.KNOWN) and not asked.is_cancelled:

@@ -18,7 +18,7 @@ from launcher.core.turn import Turn
 
 
 def on_scale(turn: Turn, given: ScaleAsked) -> None:
-    size = choice.allowed(turn.state.job, given.nodes)
+    size = None if given.nodes is None else choice.allowed(turn.state.job, given.nodes)
     if size != turn.state.history.scale:
         turn.record("scale_requested", nodes=size)
 
@@ -104,7 +104,8 @@ def _tend_boosters(turn: Turn) -> None:
     elif missing and not turn.state.asking.is_asked and turn.now_s >= turn.state.asking.ask_s:
         job = turn.state.job
         turn.set(asking=replace(turn.state.asking, is_asked=True))
-        exclude = tuple(sorted({*job.nodes, *(node for node, _ in turn.state.history.out.items())}))
+        out = (node for node, _ in turn.state.history.out.items())
+        exclude = tuple(sorted({*job.nodes, *out, *boosters.avoided(turn)}))
         turn.do(AskAllocation(nodes=job.booster_nodes, exclude=exclude))
 
 
@@ -121,9 +122,12 @@ def _look(turn: Turn) -> Look:
         return look
     missing = 0
     if job.most_boosters:
+        # A base that Slurm has started on fewer nodes, or that has lost some, has more boosters in their place. Near
+        # its time limit it keeps only those without which it could not train at all.
         base = sum(members[node].phase is not Phase.OUT for node in job.nodes)
-        lacking = max(0, wanted - min(job.base_size, base))
-        missing = min(job.most_boosters, -(-lacking // job.booster_nodes))
+        least = job.sizes[-1] if state.time_limit.is_ending else wanted
+        lacking = max(0, least - min(job.base_size, base))
+        missing = -(-lacking // job.booster_nodes)
         missing -= sum(each.phase is not BoosterPhase.LEAVING for each in state.boosters)
     size = choice.size(turn)
     look = Look(members=members, boosters=state.boosters, wanted=wanted, size=size, missing=missing)

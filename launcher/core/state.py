@@ -113,6 +113,7 @@ class Booster:
     Attributes:
         reason: why it waits in the queue, or leaves.
         nodes: its nodes that are members.
+        hosts: the nodes that the scheduler has given it; () while that is not known.
         running_s: time since which it runs; None if it is not known.
         broken_s: time since which a node of it is lost and none is in use.
         told_s: time of the last event with its reason to wait.
@@ -124,6 +125,7 @@ class Booster:
     phase: BoosterPhase = BoosterPhase.QUEUED
     reason: str = ""
     nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     running_s: float | None = None
     broken_s: float | None = None
     told_s: float | None = None
@@ -139,12 +141,16 @@ class Asking:
         is_asked: whether a request has not been answered yet.
         ask_s: the earliest time of the next request.
         error: why the last request failed.
+        failures: number of boosters in a row that could not start.
+        avoided: nodes on which boosters could not start, and until when no booster is to have each.
         waiting: what has been heard meanwhile from runners of allocations that are not known yet, oldest first.
     """
 
     is_asked: bool = False
     ask_s: float = 0.0
     error: str = ""
+    failures: int = 0
+    avoided: tuple[tuple[str, float], ...] = ()
     waiting: tuple[Heard, ...] = ()
 
 
@@ -237,7 +243,7 @@ class Attempt:
         committed_step: the newest step committed in any tier; 0 before the first.
         committed: the newest committed step of each tier.
         restored: whether the agents have started and agreed on the step to restore.
-        stop_sent: whether the workers were asked to stop.
+        stop_sent: the reason of the stop that the workers were asked for; None if they were not.
         is_stopped: whether workers that ended with 0 had been asked to, by a supervisor or by Slurm.
         others_s: time since which only the predecessor's node has not returned.
     """
@@ -263,7 +269,7 @@ class Attempt:
     committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     restored: bool = False
     first_step_seen: bool = False
-    stop_sent: bool = False
+    stop_sent: str | None = None
     is_stopped: bool = False
     stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)

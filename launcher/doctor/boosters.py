@@ -8,7 +8,7 @@ from launcher.boosters import booster_problems, partition_names
 from launcher.jobfile import JobSpec
 from lifecycle import Finding, Status
 from slurm import Slurm, SlurmError
-from slurm.preemption import BY_PARTITION, BY_QOS, MODES, Preemption
+from slurm.preemption import BY_PARTITION, BY_QOS, Preemption, ends_jobs
 from slurm.preemption_conf import GRACE_S
 
 _LINES = "`holdfast node slurm-conf --elastic` prints the lines"
@@ -49,6 +49,14 @@ def judge_boosters(spec: JobSpec | None, slurm: Slurm) -> Iterator[Finding]:
         return
     where = ", ".join(f"{key} {value}" for key, value in spec.booster_options.items() if key in ("partition", "qos"))
     yield Finding(check="boosters", status=Status.OK, measured=where, expected=expected)
+    if preemption.exempt_time:
+        yield Finding(
+            check="booster_exempt",
+            status=Status.WARNING,
+            measured=f"PreemptExemptTime={preemption.exempt_time}",
+            expected="more urgent jobs get the nodes of boosters within their GraceTime",
+            advice="a booster keeps its nodes for this time after its start; that may be the site's intention",
+        )
     if preemption.type == BY_PARTITION:
         yield from _grace(preemption, _text(spec.booster_options.get("partition")) or partition)
         yield from _base(preemption, partition)
@@ -91,7 +99,7 @@ def _base(preemption: Preemption, names: str | None) -> Iterator[Finding]:
     for each in preemption.partitions:
         if each.name not in partition_names(preemption, names):
             continue
-        above = [other.name for other in preemption.preemptors(each)] if each.preempt_mode in MODES else []
+        above = [other.name for other in preemption.preemptors(each)] if ends_jobs(each.preempt_mode) else []
         measured = f"{each.name}: PreemptMode={each.preempt_mode}"
         row = Finding(check="base_partition", status=Status.OK, measured=measured, expected="nobody preempts the job")
         if above:

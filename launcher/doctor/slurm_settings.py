@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from lifecycle import Finding, Status
+from slurm.conf import runs_prolog_first
+from slurm.requeue import may_expedite, requeue_delay
 
 OLDEST = (22, 5)
 KILL_WAIT_S = 30  # in which the ranks of a preempted job stop and save
+LONGEST_REQUEUE_DELAY_S = 30
 LONGEST_SILENCE_S = 600
 
 Config = Mapping[str, str]
@@ -70,6 +73,14 @@ def _node_loss(config: Config) -> Iterator[Finding]:
 def _requeue(config: Config) -> Iterator[Finding]:
     value = config.get("JobRequeue", "not said")
     yield _finding("requeue", f"JobRequeue={value}", "any: jobs are submitted with --requeue")
+    seconds, setting = requeue_delay(config)
+    shorter = "SchedulerParameters=requeue_delay=N (Slurm 25.11), or AuthInfo=cred_expire=N, in slurm.conf"
+    if may_expedite(config):
+        shorter = "`slurm: {requeue: expedite}` in the job file: Slurm then holds a job that ends with an error"
+    advice = f"a requeued job waits for this time; shorter: {shorter}"
+    is_long = seconds > LONGEST_REQUEUE_DELAY_S
+    expected = f"{LONGEST_REQUEUE_DELAY_S} s or less"
+    yield _finding("requeue_delay", f"{seconds} s ({setting})", expected, advice if is_long else "")
 
 
 def _preemption(config: Config) -> Iterator[Finding]:
@@ -106,7 +117,7 @@ def _launch(config: Config) -> Iterator[Finding]:
 def _prolog(config: Config) -> Iterator[Finding]:
     has_prolog = config.get("Prolog", "(null)") not in ("(null)", "")
     flags = config.get("PrologFlags", "(null)")
-    is_early = any(flag in flags.lower() for flag in ("alloc", "contain", "x11"))
+    is_early = runs_prolog_first(flags)
     advice = "PrologFlags=Alloc in slurm.conf: else the prolog runs at a job's first step, too late to start elsewhere"
     advice = advice if has_prolog and not is_early else ""
     yield _finding("prolog_flags", flags, "Alloc, where there is a prolog", advice)

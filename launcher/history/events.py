@@ -14,9 +14,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.history.fields import Event, as_event
@@ -25,6 +25,7 @@ from launcher.plain_file import open_plain
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 16 << 20
+_MOST_OF_OTHERS_BYTES = 16 << 20  # of a file of another user: about 80,000 commits
 _COMMON = ("attempt", "node", "step", "seconds")
 
 
@@ -109,17 +110,83 @@ class EventLog:
         os.close(self._fd)
 
 
+class EventReader:
+    """Reads a file of events that another process appends to. Each call of new() reads on where the last one ended.
+
+    Args:
+        path: the file. A file that does not exist yet counts as empty.
+        offset: where to begin; the end of a line.
+        highest_term: the highest term before `offset`.
+
+    Attributes:
+        offset: the end of the last complete line that was read.
+        highest_term: the highest term so far. Events of lower terms are left out.
+    """
+
+    def __init__(self, path: Path, *, offset: int = 0, highest_term: int = 0) -> None:
+        self._path = path
+        self.offset = offset
+        self.highest_term = highest_term
+        self._torn = b""
+        self._is_at_end = False
+
+    def new(self, only: tuple[str, ...] = ()) -> Iterator[Event]:
+        """The valid events in new complete lines, oldest first. Stops for good at a line too long for an event.
+
+        Args:
+            only: the events that are wanted; empty for all. Other lines are not parsed, so name takeover among them,
+                which has the new term.
+
+        Raises:
+            OSError: the file cannot be read, is a pipe, a socket or a device, or is another user's and very long.
+        """
+        self._torn = b""
+        if self._is_at_end:
+            return
+        names = [b'"%s"' % name.encode() for name in only]
+        try:
+            file = open_plain(self._path, most_of_others=_MOST_OF_OTHERS_BYTES)
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.offset)
+            while line := file.readline(_LONGEST_LINE_BYTES):
+                if not line.endswith(b"\n"):
+                    self._torn = line
+                    self._is_at_end = len(line) == _LONGEST_LINE_BYTES
+                    return
+                self.offset += len(line)
+                if names and not any(name in line for name in names):
+                    continue
+                if (event := parse_event(line)) is not None and self._is_of_ruler(event):
+                    yield event
+
+    def torn(self) -> Event | None:
+        """The event in a last line whose line end is missing; None if it is not complete."""
+        event = None if self._is_at_end else parse_event(self._torn)
+        return event if event is not None and self._is_of_ruler(event) else None
+
+    def _is_of_ruler(self, event: Event) -> bool:
+        """Whether no event of a higher term came before this one."""
+        term = event.get("term")
+        if not isinstance(term, int):
+            return True
+        if term < self.highest_term:
+            return False
+        self.highest_term = term
+        return True
+
+
 def read_events(path: Path) -> list[Event]:
     """The valid events of a file, oldest first; empty if there is no file.
 
     Raises:
-        OSError: the file cannot be read, or is a pipe, a socket or a device.
+        OSError: the file cannot be read, is a pipe, a socket or a device, or is another user's and very long.
     """
-    try:
-        with open_plain(path) as file:
-            return list(_of_those_who_ruled(event for line in _lines(file) if (event := parse_event(line)) is not None))
-    except FileNotFoundError:
-        return []
+    reader = EventReader(path)
+    events = list(reader.new())
+    last = reader.torn()
+    return events if last is None else [*events, last]
 
 
 def parse_event(line: bytes | str) -> Event | None:
@@ -128,21 +195,3 @@ def parse_event(line: bytes | str) -> Event | None:
         return as_event(json.loads(line))
     except (ValueError, RecursionError):
         return None
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's lines, up to the first one that is too long for an event."""
-    while (line := file.readline(_LONGEST_LINE_BYTES)) and len(line) < _LONGEST_LINE_BYTES:
-        yield line
-
-
-def _of_those_who_ruled(events: Iterable[Event]) -> Iterator[Event]:
-    """The events without those that follow an event of a higher term."""
-    highest = 0
-    for event in events:
-        term = event.get("term")
-        if isinstance(term, int):
-            if term < highest:
-                continue
-            highest = term
-        yield event

@@ -38,24 +38,24 @@ def _kind(meaning: str, required: str = "", **fields: FieldType) -> EventKind:
     return EventKind(meaning, fields, tuple(required.split()))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_COUNT
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, dict) and _is_count(value.get("step")) and isinstance(value.get("reason"), str)
+    return isinstance(value, dict) and is_count(value.get("step")) and isinstance(value.get("reason"), str)
 
 
 def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-NUMBER = FieldType("number", _is_number)
-COUNT = FieldType("whole number", _is_count)
+NUMBER = FieldType("number", is_number)
+COUNT = FieldType("whole number", is_count)
 TEXT = FieldType("text", lambda value: isinstance(value, str))
 FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
 NAMES = FieldType("list of names", _are_names)
@@ -85,8 +85,13 @@ EVENTS: Mapping[str, EventKind] = {
     "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
     "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
     "booster_leaving": _kind("A booster that has no node yet is given up.", "allocation", allocation=TEXT, reason=TEXT),
-    "booster_end": _kind("A booster has ended.", "allocation", allocation=TEXT, reason=TEXT),
-    "scale_requested": _kind("A user has requested another number of nodes.", "nodes", nodes=COUNT),
+    "booster_end": _kind(
+        "A booster has ended. `again`: when another is requested.", "allocation",
+        allocation=TEXT, reason=TEXT, again=NUMBER,
+    ),
+    "scale_requested": _kind(
+        "A user has requested another number of nodes; no number: that of the job file.", nodes=COUNT
+    ),
     "resize": _kind(
         "The attempt ends so that one of another size can begin.", "attempt to", size=COUNT, to=COUNT, reason=TEXT
     ),
@@ -126,7 +131,10 @@ EVENTS: Mapping[str, EventKind] = {
     "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
     "agents_lost": _kind("The agents are lost; training continues.", "generation", generation=COUNT, reason=TEXT),
     "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
-    "problem": _kind("A problem that users should know about; the job continues.", what=TEXT, detail=TEXT, failed=TEXT),
+    "problem": _kind(
+        "A problem that users should know about; the job continues. `again`: when what failed is tried again.",
+        what=TEXT, detail=TEXT, failed=TEXT, again=NUMBER,
+    ),
     "fault": _kind(
         "The cause of an attempt's end. Only the first fault of an attempt counts.",
         "kind",

@@ -42,21 +42,26 @@ class ResizeCost:
         return None if self.trained_s is None else max(0.0, self.trained_s - self.stopped_s)
 
 
+@dataclass(kw_only=True)
 class TrainingStop:
-    """Finds the time at which an attempt stopped training, which is before its end."""
+    """Finds the time at which an attempt stopped training, which is before its end.
 
-    def __init__(self) -> None:
-        self._saved: tuple[int, float] | None = None  # the newest step in memory, and the time at which its save began
-        self._fault_s: float | None = None
+    Attributes:
+        saved: the newest step in memory, and the time at which its save began.
+        fault_s: the time of the attempt's first fault.
+    """
+
+    saved: tuple[int, float] | None = None
+    fault_s: float | None = None
 
     def add(self, event: Event) -> None:
         name = event.get("event")
         if name == "attempt_start":
-            self._saved = self._fault_s = None
+            self.saved = self.fault_s = None
         elif name == "commit" and event.get("tier") == "memory" and isinstance(event.get("step"), int):
-            self._saved = (event["step"], event["time"] - (event.get("seconds") or 0.0))
-        elif name == "fault" and self._fault_s is None:
-            self._fault_s = event["time"] - (event.get("detect") or 0.0)
+            self.saved = (event["step"], event["time"] - (event.get("seconds") or 0.0))
+        elif name == "fault" and self.fault_s is None:
+            self.fault_s = event["time"] - (event.get("detect") or 0.0)
 
     def at_s(self, end: Event) -> float:
         """The time at which the last step was finished or the fault came, for the event of the attempt's end.
@@ -64,10 +69,10 @@ class TrainingStop:
         The save of the agreed step begins when the step ends. Without such a save it is the time of the attempt's end.
         """
         time_s: float = end["time"]
-        if end.get("outcome") == "fault" and self._fault_s is not None:
-            return min(time_s, self._fault_s)
-        if self._saved is not None and self._saved[0] == end.get("step"):
-            return min(time_s, self._saved[1])
+        if end.get("outcome") == "fault" and self.fault_s is not None:
+            return min(time_s, self.fault_s)
+        if self.saved is not None and self.saved[0] == end.get("step"):
+            return min(time_s, self.saved[1])
         return time_s
 
 

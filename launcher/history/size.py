@@ -2,156 +2,261 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.core.boosters import REFUSED
 from launcher.history.resize import TrainingStop
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Booster:
-    """The state of a booster, from its events.
+class BoosterNow:
+    """A booster's state.
 
     Attributes:
-        waits: why it waits in the queue.
-        leaves: why it leaves.
+        id: its Slurm job.
+        size: its number of nodes.
+        state: "queued", "starting" (it has its nodes), "ready" (it joins at the next resize), "training", "lost" or
+            "leaving".
+        reason: why it waits or leaves, or which nodes it has lost; "" for none.
         nodes: the nodes whose runners have connected.
-        warm: those of them that can start workers at once.
-        out: those of them that are out of use.
+        since: time since which it has this state, in seconds since the epoch.
     """
 
+    id: str
     size: int
-    waits: str = ""
-    leaves: str = ""
-    nodes: frozenset[str] = frozenset()
+    state: str = "queued"
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    since: float = 0.0
+
+    def in_slurm(self, state: str, reason: str) -> BoosterNow:
+        """The booster, if it is in the queue according to its events, with what Slurm says now."""
+        if self.state != "queued":
+            return self
+        if state == "PENDING":
+            return replace(self, reason=reason)
+        if state in ("RUNNING", "CONFIGURING"):
+            return replace(self, state="starting", reason="")
+        return replace(self, reason=state.lower())
+
+    def standing(self) -> str:
+        """What the booster does or waits for."""
+        return f"{_WORDS[self.state]}{f': {self.reason}' if self.reason else ''}"
+
+    def text(self) -> str:
+        return f"booster {self.id} ({_nodes(self.size)}) {self.standing()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoostersNow:
+    """Why a job has its number of nodes, and what it waits for.
+
+    Attributes:
+        nodes: number of nodes of the newest attempt.
+        requested: the number that a user has requested; None for that of the job file.
+        boosters: the boosters in the queue or running, oldest first.
+        ended: the booster that has ended last, if no other has been submitted for it, and why it ended.
+        refused: why no booster could be submitted; "" if that was not so.
+        again: when a booster is submitted again, in seconds since the epoch; None if that is not known.
+    """
+
+    nodes: int = 0
+    requested: int | None = None
+    boosters: tuple[BoosterNow, ...] = ()
+    ended: tuple[str, str] | None = None
+    refused: str = ""
+    again: float | None = None
+
+    def text(self) -> str:
+        """The same in one line."""
+        parts = [f"{_nodes(self.nodes)} train{'s' if self.nodes == 1 else ''}" if self.nodes else "no attempt yet"]
+        parts += [] if self.requested is None else [f"{self.requested} requested by a user"]
+        parts += [booster.text() for booster in self.boosters]
+        if self.ended is not None:
+            allocation, reason = self.ended
+            parts.append(f"booster {allocation} has ended ({reason})")
+        if self.refused:
+            parts.append(f"a booster was refused: {self.refused}")
+        if self.again is not None and (self.ended is not None or self.refused):
+            parts.append(f"the next is requested at {time.strftime('%H:%M:%S', time.localtime(self.again))}")
+        return "; ".join(parts)
+
+
+_WORDS = {
+    "queued": "waits in the queue",
+    "starting": "has its nodes, and starts on them",
+    "ready": "is ready and joins at the next resize",
+    "training": "trains",
+    "lost": "has lost nodes",
+    "leaving": "leaves",
+}
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count != 1 else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Booster:
+    """A booster, from its events.
+
+    Attributes:
+        now: its state at the last event about it.
+        warm: those of its nodes that can start workers at once.
+        out: those that are out of use.
+        is_replaced: whether another booster was submitted since it began to leave.
+    """
+
+    now: BoosterNow
     warm: frozenset[str] = frozenset()
     out: frozenset[str] = frozenset()
+    is_replaced: bool = False
 
 
+@dataclass(kw_only=True)
 class Size:
-    """Folds events into the state of the job's size. Other events are ignored."""
+    """Folds events into the state of the job's size. Other events are ignored.
 
-    def __init__(self) -> None:
-        self._boosters: dict[str, _Booster] = {}
-        self._ended: tuple[str, str] | None = None  # the booster that has ended last, and the reason
-        self._wanted: int | None = None
-        self._nodes: tuple[str, ...] = ()
+    Attributes:
+        boosters: the boosters that have not ended, by allocation.
+        known: the state, without its nodes and boosters.
+        nodes: the nodes that train.
+    """
+
+    boosters: dict[str, _Booster] = field(default_factory=dict)
+    known: BoostersNow = field(default_factory=BoostersNow)
+    nodes: tuple[str, ...] = ()
 
     def add(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event.get('event')}", None)
         if handler is not None:
             handler(event)
 
-    def why(self) -> str | None:
-        """The reason in one line; None for a job with a fixed size."""
-        if not self._boosters and self._ended is None and self._wanted is None:
+    def now(self) -> BoostersNow | None:
+        """The state; None for a job with a fixed size."""
+        now = self.known
+        if not self.boosters and now.ended is None and now.requested is None and not now.refused:
             return None
-        parts = [] if self._wanted is None else [f"{self._wanted} requested by a user"]
-        parts += [self._state(allocation, booster) for allocation, booster in self._boosters.items()]
-        if self._ended is not None:
-            allocation, reason = self._ended
-            parts.append(f"booster {allocation} has ended ({reason}), another is requested later")
-        count = len(self._nodes)
-        return f"{count} node{'s train' if count != 1 else ' trains'}; " + "; ".join(parts)
+        boosters = tuple(self._in_attempt(booster) for booster in self.boosters.values())
+        return replace(now, nodes=len(self.nodes), boosters=boosters)
 
-    def _state(self, allocation: str, booster: _Booster) -> str:
-        name = f"booster {allocation} ({booster.size} node{'s' if booster.size != 1 else ''})"
-        if booster.leaves:
-            return f"{name} leaves: {booster.leaves}"
-        if not booster.nodes:
-            return f"{name} waits in the queue{f': {booster.waits}' if booster.waits else ''}"
+    def _in_attempt(self, booster: _Booster) -> BoosterNow:
+        now = booster.now
+        if now.state in ("queued", "leaving"):
+            return now
         if booster.out:
-            return f"{name} has lost {', '.join(sorted(booster.out))}"
-        if any(node in self._nodes for node in booster.nodes):
-            return f"{name} trains"
-        if len(booster.warm) < booster.size:
-            return f"{name} has its nodes, and starts on them"
-        return f"{name} is ready and joins at the next resize"
+            return replace(now, state="lost", reason=", ".join(sorted(booster.out)))
+        if any(node in self.nodes for node in now.nodes):
+            return replace(now, state="training")
+        return replace(now, state="ready" if len(booster.warm) >= now.size else "starting")
 
-    def _change(self, event: Event, **changes: Any) -> None:
-        allocation = event.get("allocation")
-        if allocation in self._boosters:
-            self._boosters[allocation] = replace(self._boosters[allocation], **changes)
+    def _change(self, event: Event, allocation: str, **changes: Any) -> None:
+        booster = self.boosters.get(allocation)
+        if booster is not None:
+            since = booster.now.since if changes.get("state") in (None, booster.now.state) else event["time"]
+            self.boosters[allocation] = replace(booster, now=replace(booster.now, since=since, **changes))
 
     def _on_job_start(self, event: Event) -> None:
-        self._boosters.clear()
-        self._ended = None
+        self.boosters.clear()
+        self.known = BoostersNow(requested=self.known.requested)
 
     def _on_scale_requested(self, event: Event) -> None:
-        self._wanted = event.get("nodes")
+        self.known = replace(self.known, requested=event.get("nodes"))
+
+    def _on_problem(self, event: Event) -> None:
+        if event.get("what") == REFUSED:
+            self.known = replace(self.known, refused=event.get("detail") or "no reason given", again=event.get("again"))
 
     def _on_booster_asked(self, event: Event) -> None:
-        self._boosters[event["allocation"]] = _Booster(size=event.get("nodes") or 1)
-        self._ended = None
+        for allocation, booster in self.boosters.items():
+            self.boosters[allocation] = replace(booster, is_replaced=booster.now.state == "leaving")
+        allocation = event["allocation"]
+        asked = BoosterNow(id=allocation, size=event.get("nodes") or 1, since=event["time"])
+        self.boosters[allocation] = _Booster(now=asked)
+        self.known = replace(self.known, ended=None, refused="", again=None)
 
     def _on_booster_waits(self, event: Event) -> None:
-        self._change(event, waits=event.get("reason") or "")
+        self._change(event, event["allocation"], reason=event.get("reason") or "")
 
     def _on_node_ready(self, event: Event) -> None:
-        booster = self._boosters.get(event.get("allocation") or "")
+        allocation, node = event.get("allocation") or "", event["node"]
+        booster = self.boosters.get(allocation)
         if booster is not None:
-            node = {event["node"]}
-            self._change(
-                event, nodes=booster.nodes | node, warm=booster.warm | node if event.get("warm") else booster.warm
-            )
+            state = booster.now.state if booster.now.state == "leaving" else "starting"
+            nodes = tuple(dict.fromkeys((*booster.now.nodes, node)))
+            self._change(event, allocation, state=state, nodes=nodes, reason="")
+            warm = booster.warm | {node} if event.get("warm") else booster.warm
+            self.boosters[allocation] = replace(self.boosters[allocation], warm=warm)
 
     def _on_node_out(self, event: Event) -> None:
-        for allocation, booster in self._boosters.items():
-            if event["node"] in booster.nodes:
-                self._boosters[allocation] = replace(booster, out=booster.out | {event["node"]})
+        for allocation, booster in self.boosters.items():
+            if event["node"] in booster.now.nodes:
+                self.boosters[allocation] = replace(booster, out=booster.out | {event["node"]})
 
     def _on_node_back(self, event: Event) -> None:
-        for allocation, booster in self._boosters.items():
-            self._boosters[allocation] = replace(booster, out=booster.out - {event["node"]})
+        for allocation, booster in self.boosters.items():
+            self.boosters[allocation] = replace(booster, out=booster.out - {event["node"]})
 
     def _on_node_leaving(self, event: Event) -> None:
-        self._change(event, leaves=event.get("reason") or "preempted")
+        self._change(event, event["allocation"], state="leaving", reason=event.get("reason") or "preempted")
 
     _on_booster_leaving = _on_node_leaving
 
     def _on_booster_end(self, event: Event) -> None:
-        booster = self._boosters.pop(event["allocation"], None)
-        why = booster.leaves if booster is not None and booster.leaves else event.get("reason") or "it has ended"
-        self._ended = None if why == "scaled down" else (event["allocation"], why)
+        booster = self.boosters.pop(event["allocation"], None)
+        is_leaving = booster is not None and booster.now.state == "leaving"
+        why = booster.now.reason if booster is not None and is_leaving else event.get("reason") or "it has ended"
+        if why != "scaled down" and not (booster is not None and booster.is_replaced):
+            self.known = replace(self.known, ended=(event["allocation"], why), again=event.get("again"))
 
     def _on_attempt_start(self, event: Event) -> None:
-        self._nodes = tuple(event.get("nodes") or ())
+        self.nodes = tuple(event.get("nodes") or ())
 
 
+@dataclass(kw_only=True)
 class LostTime:
-    """Seconds without training, by cause: the start, resizes, requeues, and each kind of fault."""
+    """Seconds without training, by cause: the start, resizes, requeues, and each kind of fault.
 
-    def __init__(self) -> None:
-        self._kind = "start"
-        self._since_s: float | None = None
-        self._is_training = False
-        self._lost: dict[str, float] = {}
-        self._stop_of_attempt = TrainingStop()
+    Attributes:
+        kind: the cause of the present time without training.
+        since_s: the time at which it began.
+        is_training: whether the job trains.
+        lost: the seconds by cause.
+        stop_of_attempt: finds the time at which the attempt stopped training.
+    """
+
+    kind: str = "start"
+    since_s: float | None = None
+    is_training: bool = False
+    lost: dict[str, float] = field(default_factory=dict)
+    stop_of_attempt: TrainingStop = field(default_factory=TrainingStop)
 
     def add(self, event: Event) -> None:
         name, time_s = event.get("event"), event["time"]
         if name == "job_start":
-            if self._since_s is None:
-                self._since_s = time_s
+            if self.since_s is None:
+                self.since_s = time_s
             else:
                 self._stop("requeue", time_s)
-        elif name == "fault":
+        elif name == "fault" and event.get("attempt") is not None:  # else nobody stops for it
             self._stop(str(event.get("kind")), time_s - (event.get("detect") or 0.0))
         elif name == "attempt_end" and event.get("outcome") != "fault":
             kind = "resize" if event.get("outcome") == "resized" else str(event.get("outcome"))
-            self._stop(kind, self._stop_of_attempt.at_s(event))
-        elif name == "first_step" and self._since_s is not None:
-            self._lost[self._kind] = round(self._lost.get(self._kind, 0.0) + max(0.0, time_s - self._since_s), 3)
-            self._is_training = True
-        self._stop_of_attempt.add(event)
+            self._stop(kind, self.stop_of_attempt.at_s(event))
+        elif name == "first_step" and self.since_s is not None:
+            self.lost[self.kind] = round(self.lost.get(self.kind, 0.0) + max(0.0, time_s - self.since_s), 3)
+            self.is_training = True
+        self.stop_of_attempt.add(event)
 
     def _stop(self, kind: str, time_s: float) -> None:
         """Training stops. All time until it continues counts for this cause."""
-        if self._is_training:
-            self._is_training, self._kind, self._since_s = False, kind, time_s
+        if self.is_training:
+            self.is_training, self.kind, self.since_s = False, kind, time_s
 
     def seconds(self) -> Mapping[str, float]:
-        return dict(self._lost)
+        return dict(self.lost)

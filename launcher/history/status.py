@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.core.faults import PREEMPTED
-from launcher.history.size import LostTime, Size
+from launcher.history.pace import Pace
+from launcher.history.recovery import Recovery, RecoveryFold
+from launcher.history.size import BoostersNow, LostTime, Size
 
 Event = Mapping[str, Any]
 
+STATES = (
+    "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "lost",
+    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal",
+)  # fmt: skip
 _LAST_EVENTS = 8
+_LAST_RECOVERIES = 8
+_MOST_FAILED_SAVES = 1024  # that are remembered one by one, to count reports of the same save once
 _RATE_WINDOW = 8
 _QUIET = ("commit", "own_checkpoint", "node_ready")  # too frequent for the list of last events
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierState:
+    """The newest commits of a tier.
+
+    Attributes:
+        step: the newest committed step.
+        time_s: time of its commit, in seconds since the epoch.
+        seconds: duration of its save; None if it is not known.
+        bytes: its size; None if it is not known.
+        every: the steps between the last two commits; None after one commit.
+    """
+
+    step: int
+    time_s: float
+    seconds: float | None = None
+    bytes: int | None = None
+    every: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +61,7 @@ class JobStatus:
         spares: further warm nodes.
         out: nodes that are out of use, with the reasons.
         size: why the job has its number of nodes, and what it waits for; None for a job with a fixed size.
+        elastic: the same as fields: requested, boosters with state, reason and nodes, ...
         faults: number of faults so far. The preemption of a booster is not a fault.
         step: the newest step that is known to be finished; 0 before the first.
         steps_per_s: speed over the last few reports; None if it is not known.
@@ -47,6 +74,13 @@ class JobStatus:
         lost_s: seconds without training by cause: "start", "resize", "requeue", or the kind of a fault.
         seconds: wall time in seconds from the first start to now, or to the end.
         events: the last events, oldest first, without frequent ones.
+        submitted_nodes: the number of nodes that the job asked for at its start; None before it.
+        ready: the nodes whose runners are connected, and whether each can start workers at once.
+        tiers: the newest commits of each tier.
+        recoveries: the last recoveries, oldest first. One with an empty rung has only its fault so far.
+        pace: the steps per second since the first start, in equal parts of the time, oldest first.
+        waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
+        node_steps: from node to the step of its slowest rank now, if it is known. Not from the events.
     """
 
     state: str = "pending"
@@ -59,6 +93,7 @@ class JobStatus:
     spares: tuple[str, ...] = ()
     out: Mapping[str, str] = field(default_factory=dict)
     size: str | None = None
+    elastic: BoostersNow | None = None
     faults: int = 0
     step: int = 0
     steps_per_s: float | None = None
@@ -69,6 +104,13 @@ class JobStatus:
     lost_s: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     events: tuple[Event, ...] = ()
+    submitted_nodes: int | None = None
+    ready: Mapping[str, bool] = field(default_factory=dict)
+    tiers: Mapping[str, TierState] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
+    pace: tuple[float, ...] = ()
+    waits_until_s: float | None = None
+    node_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
         """The status as JSON data."""
@@ -88,21 +130,56 @@ def status_of(events: Iterable[Event], now_s: float | None = None) -> JobStatus:
     return history.status(now_s)
 
 
-class StatusFold:
-    """The fold for readers that follow a running job: add() each event, call status() at any time."""
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A period of training: the steps after `start_step` up to `end_step`, and its time."""
 
-    def __init__(self) -> None:
-        self._status = JobStatus()
-        self._start_s: float | None = None
-        self._end_s: float | None = None
-        self._spans: list[_Span] = []
-        self._training = False
-        self._size = Size()
-        self._lost_time = LostTime()
-        self._failed_saves: set[tuple[Any, ...]] = set()  # a set, because several nodes may report the same save
-        self._missing: dict[str, int] = {}  # from tier to the newest step that did not reach it
-        self._recent: deque[Event] = deque(maxlen=_LAST_EVENTS)
-        self._speed: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+    start_step: int
+    end_step: int
+    start_s: float
+    end_s: float
+
+    def cut(self, step: int) -> Span:
+        """The part of the period that still counts after training has continued from `step`."""
+        if step >= self.end_step:
+            return self
+        if step <= self.start_step:
+            return replace(self, end_step=self.start_step, end_s=self.start_s)
+        share = (step - self.start_step) / (self.end_step - self.start_step)
+        return replace(self, end_step=step, end_s=self.start_s + share * (self.end_s - self.start_s))
+
+
+@dataclass(kw_only=True)
+class StatusFold:
+    """The fold for readers that follow a running job: add() each event, call status() at any time.
+
+    All its fields are plain data, because `launcher.history.stored` keeps it in a file.
+
+    Attributes:
+        known: the status, without what status() computes from the other fields.
+        start_s, end_s: the first start and the end, in seconds since the epoch.
+        spans: the periods of training.
+        is_training: whether the last of them goes on.
+        size, lost_time, recoveries, pace: the folds of these parts of the status.
+        failed_saves: the last failed saves: attempt, step and tier. Several nodes may report the same save.
+        missing: from tier to the newest step that did not reach it.
+        recent: the last events.
+        speed: time and step of the last reports of a step.
+    """
+
+    known: JobStatus = field(default_factory=JobStatus)
+    start_s: float | None = None
+    end_s: float | None = None
+    spans: list[Span] = field(default_factory=list)
+    is_training: bool = False
+    size: Size = field(default_factory=Size)
+    lost_time: LostTime = field(default_factory=LostTime)
+    recoveries: RecoveryFold = field(default_factory=RecoveryFold)
+    pace: Pace = field(default_factory=Pace)
+    failed_saves: list[tuple[int | None, int | None, str]] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    recent: list[dict[str, Any]] = field(default_factory=list)
+    speed: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Add an event. Unknown events and keys are ignored."""
@@ -111,82 +188,106 @@ class StatusFold:
         handler = getattr(self, f"_on_{event.get('event')}", None)
         if handler:
             handler(event)
-        self._size.add(event)
-        self._lost_time.add(event)
+        self.size.add(event)
+        self.lost_time.add(event)
+        self.recoveries.add(event)
+        del self.recoveries.found[:-_LAST_RECOVERIES]
         if event.get("event") not in _QUIET:
-            self._recent.append(event)
+            self.recent = [*self.recent, dict(event)][-_LAST_EVENTS:]
 
     def status(self, now_s: float | None = None) -> JobStatus:
         """The status after the last added event."""
-        if self._start_s is None:
-            return self._status
+        if self.start_s is None:
+            return self.known
         now_s = time.time() if now_s is None else now_s
-        end_s = now_s if self._end_s is None else self._end_s
-        seconds = max(0.0, end_s - self._start_s)
-        spans = self._spans
-        if self._training and spans:
+        end_s = now_s if self.end_s is None else self.end_s
+        seconds = max(0.0, end_s - self.start_s)
+        spans = self.spans
+        if self.is_training and spans:
             spans = [*spans[:-1], replace(spans[-1], end_s=max(spans[-1].end_s, end_s))]
+        elastic = None if self.end_s is not None else self.size.now()
         gained_s = sum(span.end_s - span.start_s for span in spans)
         return replace(
-            self._status,
+            self.known,
             ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
             steps_per_s=self._steps_per_s(),
-            size=None if self._end_s is not None else self._size.why(),
-            lost_s=self._lost_time.seconds(),
+            size=None if elastic is None else elastic.text(),
+            elastic=elastic,
+            lost_s=self.lost_time.seconds(),
             seconds=seconds,
-            events=tuple(self._recent),
+            events=tuple(self.recent),
+            recoveries=tuple(self.recoveries.known()),
+            pace=self.pace.rates(end_s),
         )
 
     def _steps_per_s(self) -> float | None:
-        if not self._training or len(self._speed) < 2:
+        if not self.is_training or len(self.speed) < 2:
             return None
-        (start_s, first), (end_s, last) = self._speed[0], self._speed[-1]
+        (start_s, first), (end_s, last) = self.speed[0], self.speed[-1]
         return (last - first) / (end_s - start_s) if end_s > start_s and last > first else None
 
     def _set(self, **changes: Any) -> None:
-        self._status = replace(self._status, **changes)
+        self.known = replace(self.known, **changes)
 
     def _reached(self, event: Event) -> None:
         """Update the finished step from an event of a training attempt."""
         step = event.get("step")
-        if not isinstance(step, int) or not self._training:
+        if not isinstance(step, int) or not self.is_training:
             return
-        if not self._speed or step > self._speed[-1][1]:
-            self._speed.append((event["time"], step))
-        span = self._spans[-1]
-        self._spans[-1] = replace(span, end_step=max(span.end_step, step), end_s=max(span.end_s, event["time"]))
-        self._set(step=max(self._status.step, step))
+        if not self.speed or step > self.speed[-1][1]:
+            self.speed = [*self.speed, (event["time"], step)][-_RATE_WINDOW:]
+        self.pace.reached(event["time"], step)
+        span = self.spans[-1]
+        self.spans[-1] = replace(span, end_step=max(span.end_step, step), end_s=max(span.end_s, event["time"]))
+        self._set(step=max(self.known.step, step))
 
     def _go_on_from(self, step: int) -> None:
         """Continue from a restored step. Later steps are lost and do not count for ETTR."""
-        self._training = False
-        self._spans = [span.cut(step) for span in self._spans]
+        self.is_training = False
+        self.pace.stopped()
+        self.spans = [span.cut(step) for span in self.spans]
 
     def _stopped_training(self, event: Event) -> None:
         """Close the attempt's span at the time at which training stopped, which is before a fault's detection."""
-        if self._training:
+        if self.is_training:
             self._reached(event)
-            span = self._spans[-1]
+            span = self.spans[-1]
             end_s = event["time"] - (event.get("detect") or 0.0)
-            self._spans[-1] = replace(span, end_s=max(span.start_s, end_s))
-        self._training = False
+            self.spans[-1] = replace(span, end_s=max(span.start_s, end_s))
+        self.is_training = False
+        self.pace.stopped()
 
     def _on_job_start(self, event: Event) -> None:
-        if self._start_s is None:
-            self._start_s = event["time"]
-        self._end_s = None
-        self._training = False
-        self._set(state="starting", reason=None, run_id=event.get("run_id"), cluster=event.get("cluster"))
+        if self.start_s is None:
+            self.start_s = event["time"]
+        self.end_s = None
+        self.is_training = False
+        self.pace.stopped()
+        self._set(
+            state="starting",
+            reason=None,
+            run_id=event.get("run_id"),
+            cluster=event.get("cluster"),
+            submitted_nodes=event.get("nodes_requested"),
+            ready={},
+        )
 
     def _on_attempt_start(self, event: Event) -> None:
-        self._speed.clear()
+        self.speed.clear()
         state = "recovering" if event.get("attempt") else "starting"
         self._set(
-            state=self._status.state if self._status.state == "resizing" else state,
+            state=self.known.state if self.known.state == "resizing" else state,
             attempt=event.get("attempt"),
             nodes=tuple(event.get("nodes") or ()),
             spares=tuple(event.get("spares") or ()),
+            waits_until_s=None,
         )
+
+    def _on_backoff(self, event: Event) -> None:
+        self._set(waits_until_s=event["time"] + (event.get("seconds") or 0.0))
+
+    def _on_node_ready(self, event: Event) -> None:
+        self._set(ready={**self.known.ready, str(event.get("node")): bool(event.get("warm"))})
 
     def _on_restore(self, event: Event) -> None:
         step = event.get("step") or 0
@@ -199,8 +300,9 @@ class StatusFold:
     def _on_first_step(self, event: Event) -> None:
         step = event.get("step") or 1
         self._go_on_from(step - 1)
-        self._spans.append(_Span(start_step=step - 1, end_step=step, start_s=event["time"], end_s=event["time"]))
-        self._training = True
+        self.spans.append(Span(start_step=step - 1, end_step=step, start_s=event["time"], end_s=event["time"]))
+        self.is_training = True
+        self.pace.began(event["time"], step)
         self._set(state="training", reason=None, step=step)
         self._reached(event)
 
@@ -208,20 +310,32 @@ class StatusFold:
         self._reached(event)
         tier, step = event.get("tier"), event.get("step")
         if tier and isinstance(step, int):
-            self._set(committed={**self._status.committed, tier: step})
-            if step >= self._missing.get(tier, step):
-                self._missing.pop(tier, None)
-                self._set(unsaved={name: why for name, why in self._status.unsaved.items() if name != tier})
+            before = self.known.tiers.get(tier)
+            state = TierState(
+                step=step,
+                time_s=event["time"],
+                seconds=event.get("seconds"),
+                bytes=event.get("bytes"),
+                every=step - before.step if before is not None and step > before.step else None,
+            )
+            self._set(committed={**self.known.committed, tier: step}, tiers={**self.known.tiers, tier: state})
+            if step >= self.missing.get(tier, step):
+                self.missing.pop(tier, None)
+                self._set(unsaved={name: why for name, why in self.known.unsaved.items() if name != tier})
 
     def _on_problem(self, event: Event) -> None:
         if event.get("failed"):
-            self._failed_saves.add((event.get("attempt"), event.get("step"), event["failed"]))
-            self._set(failed_saves=len(self._failed_saves))
+            self._count_failed((event.get("attempt"), event.get("step"), str(event["failed"])))
             tier, step = event["failed"], event.get("step")
-            if isinstance(step, int) and step >= self._missing.get(tier, step):
-                self._missing[tier] = step
+            if isinstance(step, int) and step >= self.missing.get(tier, step):
+                self.missing[tier] = step
                 why = f"step {step}: {event.get('what')}: {' '.join(str(event.get('detail') or '').split())}"
-                self._set(unsaved={**self._status.unsaved, tier: why})
+                self._set(unsaved={**self.known.unsaved, tier: why})
+
+    def _count_failed(self, save: tuple[int | None, int | None, str]) -> None:
+        if save not in self.failed_saves:
+            self.failed_saves = [*self.failed_saves, save][-_MOST_FAILED_SAVES:]
+            self._set(failed_saves=self.known.failed_saves + 1)
 
     def _on_agents_lost(self, event: Event) -> None:
         self._set(reason="nothing is saved: the checkpoint agents were lost")
@@ -230,9 +344,12 @@ class StatusFold:
         self._set(reason=None)
 
     def _on_fault(self, event: Event) -> None:
-        self._stopped_training(event)
         is_counted = event.get("kind") != PREEMPTED
-        self._set(state="recovering", reason=event.get("reason"), faults=self._status.faults + is_counted)
+        if event.get("attempt") is None and self.is_training:  # of a node or booster that does not train yet
+            self._set(faults=self.known.faults + is_counted)
+            return
+        self._stopped_training(event)
+        self._set(state="recovering", reason=event.get("reason"), faults=self.known.faults + is_counted)
 
     def _on_resize(self, event: Event) -> None:
         self._set(state="resizing", reason=f"{event.get('size')} to {event.get('to')} nodes: {event.get('reason')}")
@@ -240,13 +357,14 @@ class StatusFold:
     def _on_node_out(self, event: Event) -> None:
         node = str(event.get("node"))
         self._set(
-            out={**self._status.out, node: event.get("reason") or "no reason given"},
-            spares=tuple(spare for spare in self._status.spares if spare != node),
+            out={**self.known.out, node: event.get("reason") or "no reason given"},
+            ready={other: warm for other, warm in self.known.ready.items() if other != node},
+            spares=tuple(spare for spare in self.known.spares if spare != node),
         )
 
     def _on_node_back(self, event: Event) -> None:
         node = str(event.get("node"))
-        status = self._status
+        status = self.known
         is_spare = node not in (*status.nodes, *status.spares) and event.get("allocation") is None
         self._set(
             out={other: why for other, why in status.out.items() if other != node},
@@ -263,29 +381,11 @@ class StatusFold:
 
     def _on_job_end(self, event: Event) -> None:
         self._stopped_training(event)
-        self._end_s = event["time"]
+        self.end_s = event["time"]
+        self._set(waits_until_s=None)
         step = event.get("step")
         self._set(
             state=event.get("outcome") or "internal",
             reason=event.get("reason"),
-            step=step if isinstance(step, int) else self._status.step,
+            step=step if isinstance(step, int) else self.known.step,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Span:
-    """A period of training: the steps after `start_step` up to `end_step`, and its time."""
-
-    start_step: int
-    end_step: int
-    start_s: float
-    end_s: float
-
-    def cut(self, step: int) -> _Span:
-        """The part of the period that still counts after training has continued from `step`."""
-        if step >= self.end_step:
-            return self
-        if step <= self.start_step:
-            return replace(self, end_step=self.start_step, end_s=self.start_s)
-        share = (step - self.start_step) / (self.end_step - self.start_step)
-        return replace(self, end_step=step, end_s=self.start_s + share * (self.end_s - self.start_s))

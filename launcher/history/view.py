@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "unsaved", "unrestorable", "internal", "lost")
 _ENDED_WELL = ("done", "halted")
+_SHORT = {"memory": "mem"}  # names of tiers on the line of a narrow terminal
 
 
 def render(status: JobStatus, title: str) -> RenderableType:
@@ -58,6 +59,28 @@ def render(status: JobStatus, title: str) -> RenderableType:
     lines = [event_line(event) for event in status.events]
     first = [Text(trace.rstrip(), style="red"), Text("")] if trace.strip() else []
     return Group(*first, facts, *([Text(""), *lines] if lines else []))
+
+
+def standing(status: JobStatus) -> Text:
+    """The job's state on one line of a terminal with 80 columns."""
+    from rich.text import Text
+
+    speed = f" ({status.steps_per_s:.3g}/s)" if status.steps_per_s else ""
+    parts = [f"step {status.step}{speed}"] if status.step else []
+    parts += [" ".join(f"{_SHORT.get(tier, tier)} {step}" for tier, step in status.committed.items())]
+    if status.attempt is not None:
+        parts.append(f"attempt {status.attempt}")
+        parts.append(f"{len(status.nodes)}+{len(status.spares)} nodes")
+    if status.seconds is not None:
+        parts.append(duration(status.seconds))
+    return Text.assemble((status.state, state_style(status.state)), "  ", " · ".join(filter(None, parts)))
+
+
+def ending(status: JobStatus) -> str:
+    """How a job ended, on one line."""
+    at_step = f" at step {status.step}" if status.step else ""
+    reason = " ".join(str(status.reason or "").strip().rpartition("\n")[2].split())
+    return f"{status.state}{at_step}{f': {reason}' if reason else ''}"
 
 
 def event_line(event: Event) -> Text:
@@ -210,6 +233,15 @@ def duration(seconds: float) -> str:
     days, rest = divmod(int(seconds), 86400)
     text = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days} d {text}" if days else text
+
+
+def age(since_s: float, now_s: float | None = None) -> str:
+    """The time since then in one unit, for example "42 s", "7 min", "3 h" or "12 d"."""
+    seconds = max(0.0, (time.time() if now_s is None else now_s) - since_s)
+    for length_s, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * length_s or (unit == "min" and seconds >= length_s):
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def plural(count: Any, noun: str) -> str:

@@ -13,7 +13,8 @@
     process_groups.py  keeps a script's process groups until its end
     last_words.py  the end of a worker's stderr
     step_signals.py  signals that Slurm sends to every process: processes that a script forks ignore them
-    script.py      inside a worker: runs the user's script as `python script.py` would
+    script.py      inside a worker: runs the user's script as `python script.py` would, a module, or a command
+    extensions.py  torch's C++ extensions on this node, and the locks that killed workers leave
     memory.py      the node's memory directory, and those left by ended jobs
     network.py     finds which network NCCL uses in the workers
     activity.py    detects whether the workers do anything

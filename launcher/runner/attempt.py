@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,11 @@ from launcher.connections.channel import Message
 from launcher.env.fabric import fabric_environment
 from launcher.jobfile import JobSpec
 from launcher.processes import end_all, environment_of, handles
+from launcher.program import module_file, uses_torch_compile
 from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
+from launcher.runner.extensions import own_directory
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
 from launcher.runner.stacks import Worker, dump
@@ -30,6 +33,7 @@ from slurm.hostlist import expand
 
 log = logging.getLogger(__name__)
 
+_COMPILER = "torch._inductor.compile_fx"  # takes seconds, which would be the first step's
 KILL_TIMEOUT_S = 2.0
 _RENDEZVOUS_TIMEOUT_S = 120
 
@@ -60,6 +64,7 @@ class NodeAttempt:
         self._spec: JobSpec | None = None
         self._first_rank = 0
         self._port = free_port()
+        self._extensions: Path | None = None  # the node's directory of torch's C++ extensions
         self._pids: dict[int, int] = {}  # of the workers, by rank
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # pattern of their file names
@@ -73,7 +78,10 @@ class NodeAttempt:
 
     async def run(self, spec: JobSpec | None) -> None:
         """Keeps a warm process for workers and a template for agents. Without a job it only loads torch."""
-        workers = self._workers.run(() if spec is None else (str(spec.script.parent), *spec.preload))
+        if spec is None:
+            workers = self._workers.run()
+        else:
+            workers = self._workers.run(await asyncio.to_thread(_preload, spec), spec.env)
         if spec is None or spec.checkpoint is None:
             await workers
         else:
@@ -95,6 +103,7 @@ class NodeAttempt:
         fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
         env |= fabric
+        self._extensions = self._extensions or own_directory(os.environ | env)
         if message["agent"]:
             self._watch = Watch(attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
             self._following = asyncio.create_task(self._watch.run())
@@ -103,7 +112,9 @@ class NodeAttempt:
                 "attempt": attempt,
                 "max_restarts": spec.max_restarts,
                 "env": env,
-                "script": str(spec.script),
+                "script": None if spec.script is None else str(spec.script),
+                "module": spec.module,
+                "command": list(spec.command),
                 "args": list(spec.args),
                 "workers": spec.workers_per_node,
                 "node_rank": message["node_rank"],
@@ -111,10 +122,11 @@ class NodeAttempt:
                 "master_addr": message["master_addr"],
                 "master_port": message["master_port"],
                 "hosts": message["hosts"],
-                "run_id": f"{self._config.run_id}-{attempt}",
+                "run_id": self._config.run_id,
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
                 "agreed_stop": message["agent"],
+                "extensions": None if self._extensions is None else str(self._extensions),
             }
         )
         self._port = free_port()
@@ -145,16 +157,17 @@ class NodeAttempt:
         if self._watch is not None:
             self._watch.look_after_agent()
 
-    def stop(self, *, terminated: bool) -> None:
+    def stop(self, *, terminated: bool, lower_s: float | None = 0.0) -> None:
         """Makes all ranks stop at one step boundary. Without an agent each rank stops by its own SIGTERM handler.
 
         Args:
+            lower_s: for how long ranks that have saved wait for the lower tiers; None: until their own deadline.
             terminated: whether Slurm has also sent a SIGTERM to the workers.
         """
         self._is_stopped = True
         self.look_at_handlers()
         if self._watch is not None:
-            self._watch.stop()
+            self._watch.stop(lower_s)
         elif self.number is not None:
             handling = [pid for pid in self._pids.values() if handles(pid, signal.SIGTERM)]
             if not (terminated or self._terminated):
@@ -242,6 +255,8 @@ class NodeAttempt:
     async def close(self) -> None:
         """Ends all processes, including the warm process and the agents' template."""
         await self.end()
+        if self._extensions is not None:
+            await asyncio.to_thread(shutil.rmtree, self._extensions, ignore_errors=True)
         await self._workers.close(KILL_TIMEOUT_S)
         await self._template.close()
 
@@ -287,3 +302,10 @@ class NodeAttempt:
 
     def _log_dir(self, attempt: int) -> Path:
         return self._config.job_dir / "log" / f"attempt-{attempt}"
+
+
+def _preload(spec: JobSpec) -> list[str]:
+    """The folder from which the workers import first, and the modules to load before an attempt."""
+    folder = os.getcwd() if spec.script is None else str(spec.script.parent)
+    source = module_file(spec.module, [folder]) if spec.module else spec.script
+    return [folder, *([_COMPILER] if uses_torch_compile(source) else []), *spec.preload]

@@ -38,7 +38,7 @@ class JobRendezvous(StaticTCPRendezvous):
             task["master_port"],
             task["node_rank"],
             task["nodes"],
-            task["run_id"],
+            f"{task['run_id']}-{task['attempt']}",
             task["rendezvous_timeout_s"],
         )
         self._store: Store | None = None

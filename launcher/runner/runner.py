@@ -124,8 +124,9 @@ class Runner:
                 raise LauncherError("; ".join(map(str, sick)))
             self._memory = hold_memory_dir(self._config.ram_dir)
             self._spec = read_job(self._config.job_dir)
-            with self._spec.script.open("rb"):
-                pass
+            if self._spec.script is not None:
+                with self._spec.script.open("rb"):
+                    pass
         except (LauncherError, OSError, ValueError) as error:
             self._problem = str(error)
             log.error("this node cannot train: %s", error)
@@ -275,7 +276,7 @@ class Runner:
         elif message.get("attempt") != attempt.number:
             return  # it is about an earlier attempt
         elif op == "stop":
-            attempt.stop(terminated=self._is_terminated)
+            attempt.stop(terminated=self._is_terminated, lower_s=message.get("lower_s"))
         elif op in ("release_agent", "finish_agent"):
             attempt.release_agent(finish=op == "finish_agent")
         elif op == "renew_agents":

@@ -1,4 +1,7 @@
-"""Runs the user's script in a worker, as `python script.py ARGS` would, in a process that has torch loaded."""
+"""Runs the user's script in a worker, as `python script.py ARGS` would, in a process that has torch loaded.
+
+Or a module, as `python -m` would; or another program, which takes the place of the worker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import atexit
 import builtins
 import io
 import os
+import re
+import runpy
 import signal
 import sys
 import threading
@@ -22,6 +27,8 @@ from launcher.runner.last_words import LastWords
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
 
+# Python 3.10 has runpy in a file, and so prints its lines.
+_RUNPY_FRAMES = re.compile(r'(?:  File "(?:<frozen runpy>|[^"]*/runpy\.py)", .*\n(?:    .*\n)*)+')
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
@@ -41,22 +48,27 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-    leave_signals_to_the_rank()
-    answer_stack_requests()
     _redirect_output(
         Path(task["log_dir"]) / f"rank-{os.environ['RANK']}.log", last_words[int(os.environ["LOCAL_RANK"])]
     )
-    os.environ |= {  # torch elastic does not restart workers
+    os.environ |= {  # torch elastic does not restart workers, and each attempt has a rendezvous of its own
         "TORCHELASTIC_RESTART_COUNT": str(task["attempt"]),
         "TORCHELASTIC_MAX_RESTARTS": str(task["max_restarts"]),
+        "TORCHELASTIC_RUN_ID": task["run_id"],
     }
-    script = task["script"]
-    sys.argv = [script, *task["args"]]
-    sys.path.insert(0, os.path.dirname(script))
+    if task["command"]:
+        _become([*task["command"], *task["args"]])
+    leave_signals_to_the_rank()
+    answer_stack_requests()
+    script, module = task["script"], task["module"]
+    sys.argv = [script or module, *task["args"]]
+    sys.path.insert(0, os.path.dirname(script) if script else os.getcwd())
     give_back()
     try:
-        _run_as_main(script)
+        _run_as_main(script) if script else _run_module_as_main(module)
     except SystemExit as end:
+        if isinstance(end.code, int):
+            end.code &= 0xFF  # as the kernel does; os._exit refuses numbers that do not fit into a C int
         if end.code not in (None, 0):
             raise
     except (Exception, KeyboardInterrupt) as error:
@@ -71,11 +83,27 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     os._exit(0)
 
 
-def script_traceback(text: str, script: str) -> str:
-    """A traceback without the frames above the script."""
-    head, frame, rest = text.partition(f'  File "{script}"')
-    first_line = head.splitlines()[0] if head else ""
+def script_traceback(text: str, script: str | None) -> str:
+    """A traceback without the frames above the script, or above the module that runpy runs."""
+    first_line, _, frames = text.partition("\n")
+    if script is None:
+        found = _RUNPY_FRAMES.search(frames)
+        return f"{first_line}\n{frames[found.end() :]}" if found else text
+    _, frame, rest = frames.partition(f'  File "{script}"')
     return f"{first_line}\n{frame}{rest}" if frame else text
+
+
+def _become(argv: list[str]) -> None:
+    """Replaces this process by a program. Signals that are ignored here stay ignored there.
+
+    Raises:
+        SystemExit: it cannot be started; with a shell's exit codes.
+    """
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _run_as_main(script: str) -> None:
@@ -85,6 +113,12 @@ def _run_as_main(script: str) -> None:
     main.__dict__.update(__file__=script, __cached__=None, __loader__=loader, __builtins__=builtins)
     sys.modules["__main__"] = main
     exec(loader.source_to_code(loader.get_data(script), script), main.__dict__)
+
+
+def _run_module_as_main(name: str) -> None:
+    """Runs a module as the module __main__, as `python -m` does."""
+    sys.modules["__main__"] = ModuleType("__main__")
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 class _Output(io.FileIO):
@@ -121,5 +155,15 @@ def _finish() -> None:
     """The interpreter's shutdown, which a forked process would skip."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, executors' too
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+
+
+def _flush(stream: Any) -> None:
+    """Flushes stdout or stderr at the end. The script may have closed it, or put an object of its own in its place."""
+    if stream is None or getattr(stream, "closed", False):
+        return
+    try:
+        stream.flush()
+    except Exception:  # the training is done; the error must not make it count as failed
+        os.write(2, f"ignored at the end of the script: {traceback.format_exc()}".encode(errors="backslashreplace"))

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -41,7 +42,8 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
     raise
 
 from launcher.processes import adopt_orphans, die_with_parent
-from launcher.runner.last_words import LastWords
+from launcher.runner import extensions
+from launcher.runner.last_words import LastWords, end_of
 from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
@@ -215,6 +217,7 @@ def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
     # Torch elastic turns these signals into an exit that ends the workers; they are blocked, so they never arrive.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     os.environ.update(task["env"])
+    _prepare_extensions(task["extensions"], report)
     agent = _Agent(task, report)
     reason = None
     try:
@@ -224,6 +227,23 @@ def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:
         reason = f"torch elastic: {type(error).__name__}: {error}"
     report({"event": "ended", "ok": False, "failures": agent.failures, "reason": reason})
     return 0
+
+
+def _prepare_extensions(own: str | None, report: Report) -> None:
+    """Sees to the locks that killed workers have left in the directory of torch's extensions."""
+    if own is not None:
+        os.environ[extensions.VARIABLE] = own
+        try:
+            extensions.prepare(Path(own), extensions.build_of(torch.version))
+        except (OSError, shutil.Error) as error:
+            report({"event": "problem", "what": f"torch's extensions are built anew on this node: {error}"})
+    elif given := os.environ.get(extensions.VARIABLE):
+        for lock in extensions.locks(Path(given)):
+            what = (
+                f"{lock} is there: if no process builds this extension, a killed one has left it, and workers that use "
+                f"the extension wait for it; remove it, or leave {extensions.VARIABLE} to Holdfast"
+            )
+            report({"event": "problem", "what": what})
 
 
 class _Agent(LocalElasticAgent):
@@ -283,6 +303,8 @@ class _Agent(LocalElasticAgent):
     def _failure(self, rank: int, local_rank: int, code: int) -> dict[str, Any]:
         error, trace, time_s = self._errors.read(local_rank)
         last_words = self._last_words[local_rank].read()
+        if self._task["command"] and last_words is None:
+            last_words = end_of(Path(self._task["log_dir"]) / f"rank-{rank}.log")
         what = {"error": error, "traceback": trace, "last_words": last_words}
         return {"rank": rank, "exit_code": code, "time": time_s} | what
 

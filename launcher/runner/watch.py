@@ -76,6 +76,7 @@ class Watch:
         self._board: Board | None = None
         self._restored: int | None = None  # the step from which this attempt continued
         self._stop_wanted = self._released = self._finishes = False
+        self._lower_s: float | None = None  # of the wanted stop
         self._is_joining = True
         self._unanswered = 0  # number of looks since an unanswered request to the agent
         self.generation = 0
@@ -104,7 +105,7 @@ class Watch:
         finally:
             self._is_joining = False
         if self._stop_wanted:
-            self._ask(lambda monitor: monitor.stop())
+            self._ask(lambda monitor: monitor.stop(self._lower_s))
         if self._released:
             self._let_agent_go()
         return True
@@ -145,10 +146,10 @@ class Watch:
         rows = board.rows() if (board := self._followed()) is not None else []
         return {row.rank: row.boundary for row in rows if row.attempt == self.attempt}
 
-    def stop(self) -> None:
-        """Makes all ranks stop at one step boundary, through the agent."""
-        self._stop_wanted = True
-        self._ask(lambda monitor: monitor.stop())
+    def stop(self, lower_s: float | None) -> None:
+        """Makes all ranks stop at one step boundary, through the agent; `lower_s` as in Monitor.stop()."""
+        self._stop_wanted, self._lower_s = True, lower_s
+        self._ask(lambda monitor: monitor.stop(lower_s))
 
     def release_agent(self, *, finish: bool) -> None:
         """The ranks have ended, so the agent may exit. `finish`: it first writes the newest step to the lower tiers."""

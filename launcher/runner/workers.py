@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ckpt.agent.process.launch import PYTHON
@@ -41,14 +42,17 @@ class Workers:
         self._unfit = ""  # reason of the warm process's "unfit"
         self.warm = False
 
-    async def run(self, preload: Sequence[str] = ()) -> None:
+    async def run(self, preload: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Keeps a warm process running. Returns only if that is impossible, after reporting "broken".
 
         Args:
             preload: the script's folder, and modules to load in addition to torch.
+            variables: the job's own, which torch and other modules may read when they are imported.
         """
         while True:
-            environment = os.environ | {"HOLDFAST_RUNNER_PID": str(os.getpid())}
+            # A script that asks submitit for its job must not find the supervisor's.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBMITIT_")}
+            environment |= {**variables, "HOLDFAST_RUNNER_PID": str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until the process ignores them
             try:

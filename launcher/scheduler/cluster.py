@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from launcher.core.inputs import AllocationState
 from slurm import Topology
@@ -21,6 +21,21 @@ class AgentsHandle(Protocol):
 
         The runners end agents that still run on their nodes.
         """
+
+
+class SeenAllocation(NamedTuple):
+    """What the scheduler says about a booster.
+
+    Attributes:
+        reason: why it waits, leaves or has ended.
+        nodes: the nodes that it has or had.
+        has_failed: whether it has ended with an error of its own.
+    """
+
+    state: AllocationState
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    has_failed: bool = False
 
 
 class Cluster(Protocol):
@@ -117,8 +132,15 @@ class Cluster(Protocol):
             LauncherError, SlurmError, OSError: there is no booster; or there is one whose id is not known.
         """
 
-    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
-        """The states of the known boosters, with the scheduler's reasons. Other boosters of this run are ended.
+    async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
+        """What the scheduler says about the known boosters. Other boosters of this run are ended.
+
+        Raises:
+            SlurmError: the scheduler does not answer.
+        """
+
+    async def why_terminated_booster(self, allocation: str) -> str:
+        """The reason of a SIGTERM that a booster has just received: "preempted", "cancelled", or another in words.
 
         Raises:
             SlurmError: the scheduler does not answer.

@@ -20,7 +20,7 @@ from launcher.run_id import local_run_id
 from launcher.runner.config import ALLOCATION, MACHINE_GPUS
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.scheduler.child_process import ChildProcess
-from launcher.scheduler.cluster import AgentsHandle
+from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
 from launcher.scheduler.mpirun import find_mpirun
 from slurm import Topology
 
@@ -98,13 +98,16 @@ class LocalCluster:
             self._runners[node] = await self._start_runner(node, {**environment, ALLOCATION: allocation})
         return allocation
 
-    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
-        def seen(allocation: str) -> tuple[AllocationState, str]:
+    async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
+        def seen(allocation: str) -> SeenAllocation:
             if any(self._runners[node].is_running for node in self._boosters.get(allocation, ())):
-                return AllocationState.RUNNING, ""
-            return AllocationState.ENDED, "its processes have ended"
+                return SeenAllocation(AllocationState.RUNNING)
+            return SeenAllocation(AllocationState.ENDED, "its processes have ended")
 
         return {allocation: seen(allocation) for allocation in known}
+
+    async def why_terminated_booster(self, allocation: str) -> str:
+        return "ended by a signal"
 
     async def end_allocation(self, allocation: str) -> None:
         for node in self._boosters.get(allocation, ()):
@@ -189,7 +192,7 @@ def require_machine(spec: JobSpec) -> None:
 
     Raises:
         UsageError: there is no mpirun for a job with checkpoints; or there are GPUs, but fewer than the nodes of the
-            job's largest size need. A machine without GPUs runs the job on its CPU.
+            job's largest size need. A machine without GPUs runs the job on its CPU; see gpus.remark.
     """
     require_mpirun(spec)
     largest, here = spec.sizes[0], len(gpus.visible())

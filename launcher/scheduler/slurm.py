@@ -37,10 +37,10 @@ from launcher.requeue import requeue
 from launcher.run_id import slurm_run_id
 from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
-from launcher.scheduler.boosters import Seen, SlurmBoosters
+from launcher.scheduler.boosters import SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
-from launcher.scheduler.cluster import AgentsHandle
-from launcher.scheduler.mpirun import find_mpirun
+from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
+from launcher.scheduler.mpirun import find_mpirun, remove_remains
 from launcher.scheduler.srun_log import Launches
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
 from slurm.client import connection_error
@@ -172,6 +172,7 @@ class SlurmCluster:
             tasks = [node for node in self.nodes if node in jobs]  # Slurm's order, whatever --nodelist has
         else:
             environments = {job: self._of_allocation(job) for job in jobs.values()}
+            await asyncio.to_thread(remove_remains, memory_of(self.run_id))
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
         argv += agent_launch.command(from_template=True)
@@ -183,8 +184,11 @@ class SlurmCluster:
     async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
         return await asyncio.to_thread(self._boosters.ask, nodes, exclude, environment)
 
-    async def allocations(self, known: Collection[str]) -> dict[str, Seen]:
+    async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         return await asyncio.to_thread(self._boosters.seen, known)
+
+    async def why_terminated_booster(self, allocation: str) -> str:
+        return await asyncio.to_thread(self._boosters.why_terminated, allocation)
 
     async def end_allocation(self, allocation: str) -> None:
         await asyncio.to_thread(self._boosters.end, allocation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from submitit.core.utils import JobPaths
 
 from ckpt.timeouts import within
+from launcher import gpus
 from launcher.boosters import require_booster
 from launcher.connections.channel import ChannelError, connect
 from launcher.errors import LauncherError
@@ -31,6 +33,8 @@ from slurm import JobEnvironment
 START_TIMEOUT_S = 120.0  # time for task 0 to start the supervisor, and for its outcome after it has ended
 _SILENCE_S = 30.0
 _POLL_S = 1.0
+
+log = logging.getLogger(__name__)
 
 _calls = itertools.count()
 
@@ -85,9 +89,12 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
-    spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source)
+    auto = gpus.of_the_allocation if place.cluster == "slurm" else gpus.of_this_machine
+    spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source, auto_gpus=auto)
     if place.cluster == "slurm":
         require_booster(spec)
+    elif place.task == 0 and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+        log.warning("%s", remark)
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = Outcome.read(job_dir)

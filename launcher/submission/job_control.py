@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import LauncherError, UsageError
-from launcher.history.events import read_events
-from launcher.history.status import JobStatus, status_of
+from launcher.history.status import JobStatus
+from launcher.history.steps import NodeSteps
+from launcher.history.stored import StatusReader
+from launcher.history.view import plural
+from launcher.outcome import EXIT_CODES
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -30,20 +33,66 @@ OUTCOMES = (
 )  # fmt: skip
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
+_WAIT_POLL_S = 0.5
+_SLURM_POLL_S = 5.0  # between two questions to Slurm about the same job
 _SIZES_SHOWN = 8
 
 
-def status_now(job: KnownJob) -> JobStatus:
+def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
     """The job's status from its events, corrected by the state of its process or of its Slurm job.
 
-    The state is "lost" if the supervisor was killed, and so has written no last event. It is "unreadable" if the events
-    cannot be read.
+    Args:
+        job: the job.
+        reader: reads its events; None for a new one. One that is kept reads only new events.
+
+    Returns:
+        The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
+        "unreadable" if the events cannot be read.
     """
+    return _corrected(job, _of_events(job, reader or StatusReader(job.folder)))
+
+
+class JobFollower:
+    """Tells a job's status again and again. Slurm is asked when the events tell of another state, or every few seconds.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+        self._reader = StatusReader(job.folder)
+        self._told = self._corrected = JobStatus()  # by the events, and with Slurm's answer
+        self._asked_s = float("-inf")
+
+    def status(self) -> JobStatus:
+        told = _of_events(self._job, self._reader)
+        is_old = time.monotonic() - self._asked_s >= _SLURM_POLL_S
+        is_other = (told.state, told.elastic) != (self._told.state, self._told.elastic)
+        if is_old or is_other or self._job.cluster != "slurm":
+            self._told, self._asked_s = told, time.monotonic()
+            self._corrected = _corrected(self._job, told)
+            return self._corrected
+        last = self._corrected
+        now = replace(told, state=last.state, reason=last.reason, stop=last.stop)
+        return replace(now, size=last.size, elastic=last.elastic)
+
+
+def _of_events(job: KnownJob, reader: StatusReader) -> JobStatus:
+    """The status by the events and the steps of the nodes."""
     try:
-        status = status_of(read_events(job.folder / "events.jsonl"))
+        status = reader.status()
     except OSError as error:
         return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
-    if status.state in OUTCOMES:
+    steps = NodeSteps.read(job.folder, status.attempt) if status.state == "training" else None
+    if steps is None:
+        return status
+    return replace(status, step=max(status.step, steps.step), node_steps=steps.nodes)
+
+
+def _corrected(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status with what the job's process, Slurm, and requests in its folder say."""
+    if status.state in (*OUTCOMES, "unreadable"):
         return status
     request = StopRequest.read(job.folder)
     if request is not None:
@@ -51,11 +100,56 @@ def status_now(job: KnownJob) -> JobStatus:
             return replace(status, state="halted", reason="ended in the queue, as asked")
         status = replace(status, stop=str(request))
     if job.cluster == "slurm":
-        return _in_queue(job, status)
+        return with_slurms_word(job, with_request(job, _in_queue(job, status)))
     process = Process.read(job.folder)
     if process is not None and not process.alive():
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
+
+
+def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStatus, int]:
+    """Wait for a job's end. A job that is requeued has not ended.
+
+    Args:
+        job: the job.
+        show: called with the status now and then.
+
+    Returns:
+        The last status, and the exit code of the job's outcome; 1 for a job that is lost or cannot be read.
+    """
+    follower = JobFollower(job)
+    while (status := follower.status()).state not in (*OUTCOMES, "lost", "unreadable"):
+        show(status)
+        time.sleep(_WAIT_POLL_S)
+    return status, EXIT_CODES.get(status.state, 1)
+
+
+def with_request(job: KnownJob, status: JobStatus) -> JobStatus:
+    """A job that has not started has no event of a size that was requested already."""
+    request = ScaleRequest.read(job.folder)
+    if request is None or request.nodes is None or status.elastic is not None or status.attempt is not None:
+        return status
+    return replace(status, size=f"{plural(request.nodes, 'node')} requested by a user")
+
+
+def with_slurms_word(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status with Slurm's present reasons for boosters in the queue. Events have a reason that alternates once."""
+    now = status.elastic
+    if now is None or all(booster.state != "queued" for booster in now.boosters) or _elsewhere(job):
+        return status
+    from launcher.scheduler.boosters import booster_name
+    from slurm import Slurm, SlurmError
+
+    try:
+        found = Slurm().jobs_named(booster_name(job.name, job.job_id))
+    except SlurmError:
+        return status  # those in the events are the newest that are known
+    boosters = tuple(
+        booster.in_slurm(found[booster.id].state, found[booster.id].reason) if booster.id in found else booster
+        for booster in now.boosters
+    )
+    now = replace(now, boosters=boosters)
+    return replace(status, size=now.text(), elastic=now)
 
 
 def cancel_job(job: KnownJob) -> str:
@@ -121,12 +215,12 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
     return f"job {job.job_id} saves and ends {request}; `holdfast status {job.job_id}` shows it{lost}"
 
 
-def scale_job(job: KnownJob, nodes: int) -> str:
+def scale_job(job: KnownJob, nodes: int | None) -> str:
     """Have a job train on another number of nodes, as soon as it has that many.
 
     Args:
         job: the job.
-        nodes: one of the sizes in its job file.
+        nodes: one of the sizes in its job file; None: leave the size to the job file again.
 
     Returns:
         The result in words.
@@ -139,18 +233,20 @@ def scale_job(job: KnownJob, nodes: int) -> str:
     _check_owner(job)
     status = status_now(job)
     if status.state in (*OUTCOMES, "lost"):
-        raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again with -N {nodes}")
+        again = "" if nodes is None else f" with -N {nodes}"
+        raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again{again}")
     spec = _spec(job.folder)
     if spec.elastic is None:
         raise UsageError(
             f"job {job.job_id}: its job file has no elastic section, so it keeps its {spec.nodes} nodes; "
             "expected `elastic` with min_nodes and max_nodes, or sizes"
         )
-    if nodes not in spec.sizes:
+    if nodes is not None and nodes not in spec.sizes:
         raise UsageError(f"job {job.job_id}: got {nodes} nodes, expected {_nearest(spec.sizes, nodes)}")
     ScaleRequest(host=socket.gethostname(), nodes=nodes).write(job.folder)
     when = "when it starts" if status.state in ("pending", "requeued") else "as soon as it can"
-    return f"job {job.job_id} trains on {nodes} nodes {when}; `holdfast status {job.job_id}` shows what it waits for"
+    size = "as many nodes as its job file allows" if nodes is None else plural(nodes, "node")
+    return f"job {job.job_id} trains on {size} {when}; `holdfast status {job.job_id}` shows what it waits for"
 
 
 def _spec(folder: Path) -> JobSpec:
@@ -217,7 +313,9 @@ def _check_owner(job: KnownJob) -> None:
     """Raises UsageError for a job folder of another user, because it may name one of this user's jobs or processes."""
     owner = job.folder.stat().st_uid
     if owner != os.geteuid():
-        raise UsageError(f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; its owner may end the job")
+        raise UsageError(
+            f"{job.folder}: belongs to uid {owner}, and we are {os.geteuid()}; only its owner may change or end the job"
+        )
 
 
 def _check_cluster(job: KnownJob) -> None:
@@ -252,7 +350,11 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         if elsewhere := _elsewhere(job):
             return replace(status, reason=elsewhere)
         queued = slurm.job(job.job_id)
-        waits = why_it_waits(queued, slurm.nodes) if queued is not None and queued.state == "PENDING" else None
+        waits = (
+            why_it_waits(queued, slurm.nodes, slurm.config)
+            if queued is not None and queued.state == "PENDING"
+            else None
+        )
     except SlurmError as error:
         return replace(status, reason=f"Slurm does not answer: {error}")
     if queued is not None and queued.state == "CANCELLED":

@@ -91,7 +91,7 @@ class SupervisedLocalExecutor(LocalExecutor):
         except OSError as error:
             shutil.rmtree(paths.folder, ignore_errors=True)
             raise LauncherError(f"{paths.folder}: the job could not be started: {error}") from error
-        return SupervisedLocalJob(folder=self.folder, job_id=paths.job_id, process=process)
+        return self.job_class(folder=self.folder, job_id=paths.job_id, process=process)
 
     def _new_job_paths(self) -> JobPaths:
         """Choose a job id that is unique on this machine, by making the job's folder."""

@@ -53,7 +53,7 @@ class SupervisedJob(Job[Any]):
         deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may show the file late
         while (outcome := self._outcome()) is None:
             if time.monotonic() > deadline_s:
-                log = self.stderr() or self.stdout() or ""
+                log = self.stderr() or super().stdout() or ""
                 raise UncompletedJobError(
                     f"Job {self.job_id}: no result in {self.paths.folder} (state: {self.state}). Its log ends with:\n"
                     + "\n".join(log.splitlines()[-40:])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
+
+from slurm.requeue import requeue_delay
 
 if TYPE_CHECKING:
     from slurm import Job, Node
@@ -12,12 +14,13 @@ _FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # parts of Slurm's reason 
 _NAMED = 8
 
 
-def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
+def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]], config: Callable[[], Mapping[str, str]]) -> str:
     """The reason in one line.
 
     Args:
         job: a pending job.
         nodes: returns the cluster's nodes. Called only if the job waits for nodes that are out of service.
+        config: returns the controller's configuration. Called only if the job waits after a requeue.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -28,7 +31,8 @@ def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]]) -> str:
     if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
         text += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
     if kind == "BeginTime" and job.restarts:
-        text += "; Slurm delays a requeued job, by 120 s where the site has not set AuthInfo=cred_expire"
+        seconds, setting = requeue_delay(config())
+        text += f"; Slurm delays a requeued job by {seconds} s here ({setting})"
     if any(word in reason for word in _FOR_NODES):
         sick = [node for node in nodes() if _is_out(node) and {*job.partition.split(",")} & {*node.partitions}]
         text += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
+import os
 import shlex
 import shutil
 import tempfile
@@ -24,18 +24,23 @@ from launcher.boosters import require_booster
 from launcher.env.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec
-from launcher.sbatch_options import check_sbatch_option
+from launcher.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from slurm import Slurm
+from slurm.client import submitted_job
 from slurm.command import CommandError
+from slurm.sbatch_environment import overriding
 
 _NEXT_STEPS = {  # from a part of sbatch's error to the advice
-    "establish a configuration source": "name the cluster's slurm.conf in SLURM_CONF",
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
     "Invalid partition": "`sinfo -s` lists them",
+    "unrecognized option": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
+    "invalid option --": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
 }
-_SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
+_NO_CLUSTER = (  # parts of sbatch's errors on a machine with Slurm's programs and without a cluster
+    "establish a configuration source", "resolve_ctls_from_dns_srv", "fetch_config",
+)  # fmt: skip
 _PERHAPS_QUEUED = "the job may be in the queue: `squeue --me`"
 _SBATCH_TIMEOUT_S = 120.0
 _CANCEL_DEADLINE_S = 20.0
@@ -59,6 +64,7 @@ _SHORT_OPTIONS = {
     "-A": "account",
     "-C": "constraint",
     "-c": "cpus-per-task",
+    "-D": "chdir",
     "-x": "exclude",
     "-Q": "quiet",
     "-V": "version",
@@ -218,11 +224,24 @@ class SupervisedSlurmExecutor(SlurmExecutor):
     def option(self, name: str) -> str | None:
         """The value of an sbatch option of the job last passed to use(); None for the site's default."""
         asked = flag_values(self._flags).get(name)
-        return asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
+        given = asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
+        return given or os.environ.get(f"SBATCH_{name.upper()}")
 
     def sbatch_command(self) -> list[str]:
         """The sbatch command line, without the script."""
-        return ["sbatch", *self._flags]
+        unset = [f"--unset={name}" for name in self._overriding(self.script())]
+        return [*(["env", *unset] if unset else []), "sbatch", *self._flags]
+
+    def _overriding(self, script: str) -> tuple[str, ...]:
+        """The SBATCH_* variables that would override the script."""
+        return overriding(os.environ, script, NOT_FROM_ENVIRONMENT)
+
+    def _slurm(self, script: str) -> Slurm:
+        """The cluster, for an sbatch of this script."""
+        ignored = self._overriding(script)
+        return Slurm(
+            timeout_s=_SBATCH_TIMEOUT_S, env={name: os.environ[name] for name in os.environ if name not in ignored}
+        )
 
     def test(self) -> str:
         """Slurm's answer to `sbatch --test-only` for the job last passed to use().
@@ -233,10 +252,11 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         """
         _require_sbatch()
         with tempfile.NamedTemporaryFile("w", prefix="holdfast-", suffix=".sh") as script:
-            script.write(self.script())
+            text = self.script()
+            script.write(text)
             script.flush()
             try:
-                return Slurm(timeout_s=_SBATCH_TIMEOUT_S).test_only(self._flags, script.name)
+                return self._slurm(text).test_only(self._flags, script.name)
             except CommandError as error:
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
 
@@ -254,18 +274,20 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         make_folder(folder)
         self._throttle()
         self._last_job_submitted = time.time()
-        draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs)).encode()
+        draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs))
+        if ignored := self._overriding(script):
+            _log.warning("not passed to sbatch, the job's own options hold: %s", " ".join(ignored))
         try:
-            durable_write(draft, script)
-            stdout = Slurm(timeout_s=_SBATCH_TIMEOUT_S).submit_file(self._flags, draft)
+            durable_write(draft, script.encode())
+            stdout = self._slurm(script).submit_file(self._flags, draft)
         except CommandError as error:
             raise LauncherError(_failure(error)) from error
         finally:
             draft.unlink(missing_ok=True)
-        submitted = _SUBMITTED.search(stdout)
-        if submitted is None:
+        number = submitted_job(stdout)
+        if number is None:
             raise LauncherError(f"sbatch: got {stdout!r:.200}, expected the job's id; {_PERHAPS_QUEUED}")
-        return self._settle(submitted[1], script, specs)
+        return self._settle(str(number), script.encode(), specs)
 
     def _settle(self, submitted_id: str, script: bytes, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """Make the folders of the submitted jobs and write their requests, for which the jobs wait."""
@@ -320,8 +342,8 @@ def _failure(error: CommandError) -> str:
     """What a failed sbatch means. After a time-out, its own or ours, slurmctld may have accepted the job."""
     if not error.reason.startswith("no answer") and "timed out" not in error.result.stderr:
         return f"sbatch refused the job: {_refusal(error)}; nothing was submitted"
-    submitted = _SUBMITTED.search(error.result.stdout)
-    return f"sbatch: {_refusal(error)}; {_withdraw(submitted[1]) if submitted else _PERHAPS_QUEUED}"
+    number = submitted_job(error.result.stdout)
+    return f"sbatch: {_refusal(error)}; {_PERHAPS_QUEUED if number is None else _withdraw(str(number))}"
 
 
 def _withdraw(job_id: str) -> str:
@@ -336,6 +358,11 @@ def _withdraw(job_id: str) -> str:
 def _refusal(error: CommandError) -> str:
     lines = (line.removeprefix("sbatch: ").removeprefix("error: ") for line in error.result.stderr.splitlines())
     message = "; ".join(line.strip() for line in lines if line.strip()) or error.reason
+    if any(words in message for words in _NO_CLUSTER):
+        advice = (
+            "`holdfast run` runs the job on this machine; on a login node, SLURM_CONF names the cluster's slurm.conf"
+        )
+        return f"no Slurm cluster answers here; {advice} ({message})"
     return message + "".join(f" ({step})" for words, step in _NEXT_STEPS.items() if words in message)
 
 

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpt.timeouts import within
 from launcher.core.commands import AskAllocation, EndAllocation
-from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
+from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input, Terminated
+from launcher.core.state import BoosterPhase, State
 from launcher.errors import LauncherError
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
@@ -18,6 +20,7 @@ from slurm import SlurmError
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
+_EXPLAIN_S = 2.0  # no input is handled meanwhile, so that later ones of the same node come after this one
 
 
 class Allocations:
@@ -56,6 +59,19 @@ class Allocations:
                 await self._look()
             with contextlib.suppress(asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
                 await within(LOOK_S if self._known or self._is_unasked else None, self._wake.wait())
+
+    async def explained(self, given: Terminated, state: State) -> Terminated:
+        """A booster's SIGTERM with Slurm's reason for it, if Slurm answers at once. Others are returned as they are."""
+        member = None if given.node is None else state.members.table.get(given.node)
+        booster = next((each for each in state.boosters if member and each.allocation == member.allocation), None)
+        if booster is None or booster.phase is BoosterPhase.LEAVING:
+            return given
+        try:
+            why = await within(_EXPLAIN_S, self._cluster.why_terminated_booster(booster.allocation))
+        except (SlurmError, asyncio.TimeoutError) as error:
+            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "Slurm is slow")
+            return given
+        return replace(given, why=why)
 
     async def ask(self, command: AskAllocation) -> None:
         """Submit a booster."""
@@ -99,10 +115,16 @@ class Allocations:
             log.warning("cannot get the state of the boosters: %s", error)
             return
         self._is_unasked = False
-        self._known -= {allocation for allocation, (state, _) in seen.items() if state is AllocationState.ENDED}
+        self._known -= {allocation for allocation, each in seen.items() if each.state is AllocationState.ENDED}
         if seen:
-            states = {allocation: state for allocation, (state, _) in seen.items()}
-            self._put(AllocationsSeen(states=states, reasons={name: why for name, (_, why) in seen.items() if why}))
+            self._put(
+                AllocationsSeen(
+                    states={name: each.state for name, each in seen.items()},
+                    reasons={name: each.reason for name, each in seen.items() if each.reason},
+                    nodes={name: each.nodes for name, each in seen.items() if each.nodes},
+                    failed=frozenset(name for name, each in seen.items() if each.has_failed),
+                )
+            )
 
 
 def recorded(events: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -92,8 +92,9 @@ def log_to(path: Path) -> Iterator[None]:
     logger = logging.getLogger("launcher")
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handlers: list[logging.Handler] = [logging.FileHandler(path), logging.StreamHandler(sys.stdout)]
-    level = logger.level
+    level, propagates = logger.level, logger.propagate
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # the process may be another program's, whose root logger prints each line again
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     sends, writes = QueueHandler(lines), QueueListener(lines, *handlers)
@@ -103,6 +104,7 @@ def log_to(path: Path) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+        logger.propagate = propagates
         logger.removeHandler(sends)
         writes.stop()
         for handler in handlers:

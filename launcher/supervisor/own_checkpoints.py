@@ -24,11 +24,12 @@ class OwnCheckpoints:
     """Looks for the newest file.
 
     Args:
-        pattern: a glob pattern of absolute paths; ** stands for any number of folders.
+        pattern: a glob pattern; ** stands for any number of folders. A relative one counts from this process' working
+            directory, in which the workers run too.
     """
 
     def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
+        self._pattern = os.path.join(glob.escape(os.getcwd()), pattern)
         self._seen: Newest | None = None
 
     async def look(self) -> Newest | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from launcher.history.events import Event, EventLog
+from launcher.history.stored import STORE_EVERY, StatusReader
 from launcher.leadership.lease import FolderRemovedError, Superseded
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -20,12 +24,17 @@ class Recorder:
         events: the file of the events.
         check: called before each write. It raises Superseded if the event must not be written.
         superseded: called in the loop when `check` has raised Superseded. Nothing is written any more then.
+        status: writes the stored fold of the events, now and then and at the end.
     """
 
-    def __init__(self, events: EventLog, check: Callable[[], None], superseded: Callable[[], None]) -> None:
+    def __init__(
+        self, events: EventLog, check: Callable[[], None], superseded: Callable[[], None], status: StatusReader
+    ) -> None:
         self._events = events
         self._check = check
         self._superseded = superseded
+        self._status = status
+        self._count = 0
         self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_superseded = False
@@ -84,6 +93,16 @@ class Recorder:
                     continue
                 with contextlib.suppress(OSError):
                     self._events.write(item)
+                    self._store_if_due(item)
+
+    def _store_if_due(self, event: Event) -> None:
+        """Writes the stored fold after many events, and after the last one."""
+        self._count += 1
+        if self._count % STORE_EVERY == 0 or event["event"] == "job_end":
+            try:
+                self._status.store()
+            except OSError as error:  # readers read the events themselves
+                log.debug("the stored fold is not written: %s", error)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
 from launcher.history.status import StatusFold
+from launcher.history.stored import StatusReader
 from launcher.jobfile import JobSpec
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 FOLDER_TIMEOUT_S = 600.0  # for writing the result at the job's end
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
+PUBLISH_S = 2.0
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
@@ -84,7 +86,7 @@ class Supervisor:
         self._epoch_s = time.time() - self._begun_s  # offset of the core's clock, which is epoch time that never jumps
         self._inbox: asyncio.Queue[Input] = asyncio.Queue()
         self._leadership = Leadership(job_dir, run_id=cluster.run_id, node=cluster.node, host=cluster.host)
-        self._recorder = Recorder(events, self._leadership.check, self._on_superseded)
+        self._recorder = Recorder(events, self._leadership.check, self._on_superseded, StatusReader(job_dir))
         self._predecessor = self._node_taken_over_from()
         self._superseded = False
         self._has_request = False  # whether a user has asked for the job's end
@@ -98,7 +100,7 @@ class Supervisor:
             successors,
             cluster.restart_count,
             cluster.allocation,
-            spec.most_boosters * spec.booster_nodes,
+            spec.sizes[0] if spec.most_boosters else 0,  # the base may have no more than one node
         )
         self._switches = failure_domains.switches_of(cluster.topology, cluster.nodes)
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
@@ -164,6 +166,7 @@ class Supervisor:
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
         self._spawn(self._report_progress())
+        self._spawn(self._publish_steps())
         job = job_facts(
             self._spec,
             self._job_dir,
@@ -179,6 +182,8 @@ class Supervisor:
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
             if isinstance(given, inputs.NodeJoined):
                 self._allocations.joined(given.allocation)
+            if isinstance(given, inputs.Terminated):
+                given = await self._allocations.explained(given, state)
             log_signal(given)
             self._check_rule()
             if self._failure is not None:
@@ -201,6 +206,8 @@ class Supervisor:
         message: dict[str, Any] = {"op": command.order.value, "attempt": command.attempt}
         if command.order is do.Order.RENEW_AGENT:
             message["generation"] = command.generation
+        if command.order is do.Order.STOP:
+            message["lower_s"] = command.lower_s
         for node in command.nodes:
             self._links.send(node, message)
 
@@ -290,6 +297,17 @@ class Supervisor:
             progress = self._links.heartbeats.progress()
             if progress is not None:
                 self._inbox.put_nowait(progress)
+
+    async def _publish_steps(self) -> None:
+        """Write the nodes' steps for people who watch. A file system that hangs holds up only this task."""
+        published = None
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            steps = self._links.heartbeats.steps()
+            if steps is not None and steps != published:
+                published = steps
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(steps.write, self._job_dir)
 
     # The end.
 

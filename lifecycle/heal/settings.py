@@ -28,8 +28,10 @@ class HealSettings:
     heal: Literal["on", "off"] = key(
         "Whether nodes are healed; off prints what would be done and does nothing.", default="off", example="on"
     )
-    reboot: Literal["slurm", "hyperpod"] = key(
-        "Who reboots a node: Slurm's RebootProgram, or HyperPod.", default="slurm", example="hyperpod"
+    reboot: Literal["slurm", "hyperpod", "hyperpod_api"] = key(
+        "Who reboots a node: Slurm's RebootProgram, or HyperPod, by the node's state or by its API.",
+        default="slurm",
+        example="hyperpod",
     )
     reboots: int = key(
         "How often a node is rebooted for one trouble before it is replaced.",
@@ -38,7 +40,7 @@ class HealSettings:
         unit="reboots",
         example=2,
     )
-    replace: Literal["none", "hyperpod", "ec2", "command"] = key(
+    replace: Literal["none", "hyperpod", "hyperpod_api", "ec2", "command"] = key(
         "Who replaces a node; none leaves it drained, as a lemon.", default="none", example="ec2"
     )
     command: tuple[str, ...] = key(

@@ -7,6 +7,7 @@ from typing import Any
 
 from lifecycle.errors import LifecycleError
 from lifecycle.heal.settings import HealSettings
+from lifecycle.hyperpod import RESOURCE_CONFIG, read_cluster
 from slurm.client import Slurm
 from slurm.command import CommandRunner
 from slurm.hooks.drains import reason
@@ -22,6 +23,7 @@ def reboots(slurm: Slurm) -> Mapping[str, Way]:
     return {
         "slurm": lambda node, why: slurm.reboot(node.name, reason(why)),
         "hyperpod": lambda node, _: slurm.fail(node.name, "Action:Reboot"),
+        "hyperpod_api": lambda node, _: _ask_hyperpod("reboot", node),
     }
 
 
@@ -29,6 +31,7 @@ def replacements(slurm: Slurm, settings: HealSettings, run: CommandRunner) -> Ma
     """The ways to replace a node, by the word in heal.yaml."""
     return {
         "hyperpod": lambda node, _: slurm.fail(node.name, "Action:Replace"),
+        "hyperpod_api": lambda node, _: _ask_hyperpod("replace", node),
         "ec2": lambda node, _: _terminate(node),
         "command": lambda node, _: _run_command(node, settings, run),
     }
@@ -39,25 +42,53 @@ def _run_command(node: Node, settings: HealSettings, run: CommandRunner) -> None
     run([words.get(word, word) for word in settings.command], timeout_s=_COMMAND_TIMEOUT_S)
 
 
+def _ask_hyperpod(action: str, node: Node) -> None:
+    """Calls BatchRebootClusterNodes or BatchReplaceClusterNodes, which work also without automatic node recovery.
+
+    Raises:
+        LifecycleError: HyperPod refuses, or its file does not have the node.
+    """
+    session, errors = _aws(f"{action}: hyperpod_api")
+    cluster = read_cluster(RESOURCE_CONFIG)
+    ids = [one.instance_id for one in cluster.instances if node.address in (one.address, one.node_name)]
+    if len(ids) != 1 or not ids[0] or not cluster.name:
+        raise LifecycleError(
+            f"{action} {node.name}: {RESOURCE_CONFIG}: got {len(ids)} instances with the address {node.address}, "
+            f"expected one with an InstanceId, and a ClusterName; or use `{action}: hyperpod`"
+        )
+    try:
+        call = getattr(session.client("sagemaker"), f"batch_{action}_cluster_nodes")
+        answer = call(ClusterName=cluster.name, NodeIds=ids)
+    except errors as error:
+        raise LifecycleError(f"{action} {node.name}: {error}") from None
+    for failed in answer.get("Failed", ()):
+        raise LifecycleError(f"{action} {node.name}: HyperPod: {failed.get('ErrorCode')}: {failed.get('Message')}")
+
+
 def _terminate(node: Node) -> None:
     """Ends the node's EC2 instance; its Auto Scaling group starts another one.
 
     Raises:
         LifecycleError: AWS refuses, or it is not clear which instance the node is.
     """
+    session, errors = _aws("replace: ec2")
     try:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:
-        raise LifecycleError("replace: ec2 needs boto3: pip install 'holdfast-hpc[s3]' on the controller") from None
-    try:
-        session = boto3.session.Session()
         instance = _instance_of(node, session.client("ec2"))
         session.client("autoscaling").terminate_instance_in_auto_scaling_group(
             InstanceId=instance, ShouldDecrementDesiredCapacity=False
         )
-    except (BotoCoreError, ClientError) as error:
+    except errors as error:
         raise LifecycleError(f"replace {node.name}: {error}") from None
+
+
+def _aws(setting: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A session with AWS, and the exceptions of its calls."""
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise LifecycleError(f"{setting} needs boto3: pip install 'holdfast-hpc[s3]' on the controller") from None
+    return boto3.session.Session(), (BotoCoreError, ClientError)
 
 
 def _instance_of(node: Node, ec2: Any) -> str:

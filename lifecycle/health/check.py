@@ -7,9 +7,10 @@ A check is a function from a `CheckedNode` to a `Finding`, made a `Check` by the
         \"\"\"Few processes that ended and were never waited for.\"\"\"
 
 It reads the node only through `CheckedNode`, so a test passes recorded output and a directory. It returns `ok`,
-`warning` or `critical`. It raises `NotHere` for a part that the node does not have, and `CannotObserve` when it could
-not look. It may hang: the runner ends it after its `limit_s`. Checks of one module run one after another in one process
-and share the results of `CheckedNode.once`; modules run side by side.
+`warning` or `critical`. It raises `NotHere` for a part that the node does not have, `CannotObserve` when it could not
+look, and `Unreadable` for a part that the node has and that cannot be read. It may hang: the runner ends it after its
+`limit_s`. Checks of one module run one after another in one process and share the results of `CheckedNode.once`;
+modules run side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from lifecycle.health.finding import Finding, Status
+from lifecycle.health.finding import Finding, Status, critical
 from lifecycle.health.settings import Settings
 from lifecycle.instance import Expected
 from slurm.command import CommandError, CommandRunner, Result, run
@@ -59,6 +60,18 @@ class NotHere(Exception):
 
 class CannotObserve(Exception):
     """The check could not look; its result is UNKNOWN."""
+
+
+class Unreadable(Exception):
+    """A part that the node has does not answer, or answers with an error; the check's result is CRITICAL.
+
+    Attributes:
+        advice: what to do about it.
+    """
+
+    def __init__(self, measured: str, advice: str) -> None:
+        self.advice = advice
+        super().__init__(measured)
 
 
 def _import_nvml() -> Any:
@@ -194,6 +207,8 @@ class Check:
             finding = self.judge(node)
         except NotHere as error:
             finding = Finding(status=Status.SKIPPED, measured=str(error))
+        except Unreadable as error:
+            finding = critical(_one_line(error), self.promise, error.advice)
         except (CannotObserve, CommandError, OSError) as error:
             finding = self.unknown(_one_line(error))
         except Exception as error:

@@ -7,6 +7,7 @@ a slow pair is slow.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
@@ -35,6 +36,7 @@ _AT_ONCE = 64  # number of sruns; each is a process here and a step for the cont
 _FIRST_PORT, _PORTS = 21000, 8000
 
 _EFA = re.compile(r"Selected provider is efa.*?(?:found (\d+) nics)?\)?\s*$", re.IGNORECASE | re.MULTILINE)
+_COMPLAINT = re.compile(r"NET/\w+: dlerror=([^\n]+?)\s*$|NET/OFI ([^\n]*[Uu]nable to find[^\n]*?)\s*$", re.MULTILINE)
 _NETWORK = re.compile(r"Using network ([^\n]+?)\s*$", re.MULTILINE)
 
 
@@ -49,6 +51,7 @@ class Measured:
         network: the network between nodes, from NCCL's log; empty with gloo.
         interfaces: EFA interfaces that NCCL found; None if its log does not say.
         right: whether every element of the sum is correct.
+        complaint: why NCCL does not use its plugin, such as a libfabric that is too old; empty if it logs none.
     """
 
     ranks: int
@@ -57,6 +60,7 @@ class Measured:
     network: str = ""
     interfaces: int | None = None
     right: bool = True
+    complaint: str = ""
 
 
 @check("allreduce", Level.DEEP, limit_s=200.0, alone=True)
@@ -236,6 +240,7 @@ def read_measured(text: str) -> Measured:
         log = str(facts["nccl_log"])
         network = _NETWORK.findall(log)
         efa = _EFA.search(log)
+        complaint = _COMPLAINT.search(log)
         measured = Measured(
             ranks=int(facts["ranks"]),
             backend=str(facts["backend"]),
@@ -243,7 +248,10 @@ def read_measured(text: str) -> Measured:
             network=network[-1] if network else "",
             interfaces=int(efa[1]) if efa and efa[1] else None,
             right=bool(facts["right"]),
+            complaint=(complaint[1] or complaint[2]) if complaint else "",
         )
+        if not math.isfinite(measured.bus_gb_s):
+            raise ValueError
     except (IndexError, KeyError, TypeError, ValueError):
         raise CannotObserve(f"no result: {' '.join(text.split())[-200:] or 'it said nothing'}") from None
     return measured
@@ -254,7 +262,8 @@ def _not_by_efa(measured: Measured, wanted: int) -> str:
     if measured.backend != "nccl":
         return f"{measured.backend} instead of NCCL"
     if "libfabric" not in measured.network.lower():
-        return f"NCCL used {measured.network or 'no network that it names'} instead of EFA"
+        because = f": {measured.complaint}" if measured.complaint else ""
+        return f"NCCL used {measured.network or 'no network that it names'} instead of EFA{because}"
     if measured.interfaces is not None and measured.interfaces != wanted:
         return f"NCCL found {measured.interfaces} of {wanted} EFA interfaces"
     return ""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import VERDICT_FILE, Check, CheckedNode, Level
@@ -28,8 +28,18 @@ _LEVELS = " | ".join(level.word for level in Level)
 
 
 def check(
-    level: Annotated[str, typer.Option(help=f"How thorough: {_LEVELS}.", metavar="LEVEL")] = Level.QUICK.word,
-    only: Annotated[list[str] | None, typer.Option(help="Only this check; may be repeated.", metavar="NAME")] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            help=f"How thorough: {_LEVELS}.", metavar="LEVEL", autocompletion=lambda: [level.word for level in Level]
+        ),
+    ] = Level.QUICK.word,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this check; may be repeated.", metavar="NAME", autocompletion=lambda: [c.name for c in CHECKS]
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Only what is not ok, and a summary line.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the checks; run none.")] = False,
@@ -72,7 +82,8 @@ def check(
     budget_s = min(chosen_level.budget_s, within or chosen_level.budget_s)
     if chosen_level is Level.DEEP:
         _announce(checks, node, budget_s)
-    findings = run_checks(checks, node, budget_s)
+    with WaitLine("checking this node", shows_by_itself=False) as line:  # the checks are forks of this process
+        findings = run_checks(checks, node, budget_s, line.show)
     result = Verdict.of(findings, chosen_level, node)
     if not only:
         kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it judges the file itself

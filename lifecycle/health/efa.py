@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 
-from lifecycle.health.check import CheckedNode, Level, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.health.pci import efa_interfaces, nvidia_gpus
 
@@ -84,8 +84,10 @@ def huge_pages(node: CheckedNode) -> Finding:
     if not efa_interfaces(node):
         raise NotHere("no EFA interface")
     pages = {name: int(count) for name, count in _HUGE.findall(node.read("/proc/meminfo"))}
-    measured = f"{pages.get('Free', 0)} of {pages.get('Total', 0)} free"
-    if pages.get("Free"):
+    if pages.keys() != {"Total", "Free"}:
+        raise CannotObserve("/proc/meminfo tells no huge pages")
+    measured = f"{pages['Free']} of {pages['Total']} free"
+    if pages["Free"]:
         return ok(measured, "some free")
     return warning(
         measured, "some free", "vm.nr_hugepages = 5128 (what the EFA installer sets), or end what holds them"

@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from xml.etree import ElementTree
+from collections.abc import Callable, Sequence
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, critical, ok, warning
-from lifecycle.health.pci import nvidia_gpus
+from lifecycle.health.nvidia_smi import ADVICE, Gpu, judge_notes, of_gpus, read_report, silent_gpus, wanted_gpus
+from lifecycle.health.pci import nvidia_gpus, unanswering
 
-_ASK = ("nvidia-smi", "-q", "-x")
-_ASK_S = 20.0  # without persistence mode the driver is loaded for each call, which takes seconds
 _MEMORY_TOLERANCE = 0.03  # the driver keeps a little for itself, more of it with each generation
 _MIB = 1 << 20
-_RECOVERIES = re.compile(r"\w*\s?(Reset|Reboot|Drain)\b")  # besides None; other texts may be an error of the tool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """The driver's report about one GPU."""
-
-    bus: str
-    facts: ElementTree.Element
-
-    def text(self, path: str) -> str:
-        """The text of an element; "N/A" if this driver or GPU does not have it."""
-        return (self.facts.findtext(path) or "N/A").strip()
-
-    def number(self, path: str) -> int | None:
-        """The number at the start of an element's text; None if there is none."""
-        return _number(self.text(path))
-
-    def active(self, group: str) -> list[str]:
-        """Names of a group's elements that are Active."""
-        return [
-            element.tag for element in self.facts.iterfind(f"{group}/*") if (element.text or "").strip() == "Active"
-        ]
-
-    def sum(self, group: str, word: str) -> int | None:
-        """The sum of the counters below a group whose name contains a word; None if none has a number."""
-        numbers = [
-            number
-            for element in self.facts.iterfind(f"{group}//*")
-            if word in element.tag and (number := _number(element.text or "")) is not None
-        ]
-        return sum(numbers) if numbers else None
+_RECOVERY = r"None|.*\b(Reset|Reboot|Drain)\b.*"
 
 
 @check("gpu_devices", Level.PROLOG, limit_s=1.0)
 def gpu_devices(node: CheckedNode) -> Finding:
-    """Every GPU on the PCI bus is the driver's, and the instance type's number is there."""
+    """Every GPU on the PCI bus answers and is the driver's, and the instance type's number is there."""
     plugged = nvidia_gpus(node)
-    wanted = _wanted(node, len(plugged))
+    wanted = wanted_gpus(node)
     driven = len(list(node.path("/proc/driver/nvidia/gpus").glob("*")))
     measured, expected = f"{len(plugged)} on the PCI bus, {driven} with the driver", f"{wanted}"
+    if gone := unanswering(node, plugged):
+        advice = "reboot, or switch the node off and on; then replace it"
+        return critical(f"{measured}, no answer from {', '.join(gone)} (lspci: rev ff)", expected, advice)
     if wanted == len(plugged) == driven:
         return ok(measured, expected)
     advice = "load the nvidia driver" if driven == 0 else "reboot; if one stays away, replace the node"
@@ -64,130 +33,150 @@ def gpu_devices(node: CheckedNode) -> Finding:
 
 @check("gpu_count", Level.QUICK, limit_s=25.0)
 def gpu_count(node: CheckedNode) -> Finding:
-    """nvidia-smi sees every GPU."""
-    wanted = _wanted(node, len(nvidia_gpus(node)))
-    seen = node.once(read_gpus)
-    measured = f"{len(seen)} {' '.join(sorted({gpu.text('product_name') for gpu in seen}))}"
-    if len(seen) == wanted:
-        return ok(measured, f"{wanted}")
-    return critical(measured, f"{wanted}", "look for Xid 79 in the kernel log; reboot, then replace the node")
+    """nvidia-smi reads every GPU."""
+    report = node.once(read_report)
+    wanted, seen = wanted_gpus(node), report.gpus()
+    measured = f"{len(seen)} {' '.join(sorted({gpu.name or 'N/A' for gpu in seen}))}"
+    if report.lost:
+        return critical(f"{measured}; {'; '.join(report.lost)}", f"{wanted}", ADVICE)
+    if len(seen) != wanted:
+        silent = silent_gpus(node, report) if len(seen) < wanted else []
+        told = f"{measured}; not {', '.join(silent)}" if silent else measured
+        return critical(told, f"{wanted}", "look for Xid 79 in the kernel log; reboot, then replace the node")
+    judge_notes(seen)
+    if report.exit_code or report.remarks:
+        said = "; ".join(report.remarks) or f"exit code {report.exit_code}"
+        return warning(f"{measured}; nvidia-smi: {said}", f"{wanted}", "see NVIDIA's manual of nvidia-smi; run deep")
+    return ok(measured, f"{wanted}")
 
 
 @check("gpu_driver", Level.QUICK, limit_s=25.0)
 def gpu_driver(node: CheckedNode) -> Finding:
     """The driver that runs is the one that is installed."""
-    _gpus(node)
-    installed = node.once(_log).findtext("driver_version", "").strip()
+    report = node.once(read_report)
+    installed = report.fact("driver_version")
     if not re.match(r"\d", installed):
         raise CannotObserve(f"nvidia-smi tells no driver version: {installed!r}")
     try:
         running = node.read("/sys/module/nvidia/version").strip()
     except OSError:
         return critical(f"nvidia-smi {installed}, no kernel module", "both", "load the nvidia module, or reboot")
-    measured = f"driver {running}, CUDA {node.once(_log).findtext('cuda_version', 'N/A').strip()}"
+    measured = f"driver {running}, CUDA {report.fact('cuda_version') or 'N/A'}"
     if running == installed:
         return ok(measured, f"{installed}")
     return critical(measured, f"{installed}, as installed", "reboot: the driver was updated under a running kernel")
 
 
 @check("gpu_memory", Level.QUICK, limit_s=25.0)
-def gpu_memory(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_memory(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """All GPUs have the same memory, and the instance type's."""
-    told = {gpu.bus: gpu.number("fb_memory_usage/total") for gpu in _gpus(node)}
-    if None in told.values():  # some types have no memory of their own, and a broken tool none to tell
-        raise CannotObserve(f"nvidia-smi tells no memory of {', '.join(bus for bus in told if told[bus] is None)}")
-    sizes = {bus: (size or 0) * _MIB for bus, size in told.items()}
+    told = {gpu.bus: gpu.number("fb_memory_usage/total") for gpu in gpus}
+    sizes = {bus: size * _MIB for bus, size in told.items() if size is not None}
+    if not sizes:  # some types have no memory of their own
+        raise CannotObserve(f"nvidia-smi tells no memory of {', '.join(told)}")
     wanted = (node.expected and node.expected.gpu_memory_bytes) or max(sizes.values())
     small = [bus for bus, size in sizes.items() if size < wanted * (1 - _MEMORY_TOLERANCE)]
     measured, expected = f"{min(sizes.values()) // _MIB} MiB", f"{wanted // _MIB} MiB each"
-    if not small:
-        return ok(measured, expected)
-    return critical(
-        f"{measured} on {', '.join(small)}", expected, "reset the GPU (nvidia-smi -r); then replace the node"
-    )
+    if small:
+        return critical(f"{measured} on {', '.join(small)}", expected, ADVICE)
+    return ok(measured, expected)
 
 
 @check("gpu_ecc", Level.QUICK, limit_s=25.0)
-def gpu_ecc(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_ecc(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """No uncorrectable memory errors since the driver was loaded."""
     expected = "ECC on, 0 uncorrectable"
-    off = [gpu.bus for gpu in _gpus(node) if gpu.text("ecc_mode/current_ecc") == "Disabled"]
-    fresh = _told(node, lambda gpu: _count(gpu.sum("ecc_errors/volatile", "uncorrectable")))
-    worn = _told(node, lambda gpu: "SRAM" if gpu.text("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes" else "")
-    old = _told(node, lambda gpu: _count(gpu.sum("ecc_errors/aggregate", "uncorrectable")))
-    if fresh:
-        return critical(
-            f"uncorrectable since driver load: {fresh}", expected, "drain, reset the GPU or reboot, run deep"
-        )
+    off = [gpu.bus for gpu in gpus if gpu.word("ecc_mode/current_ecc", "Enabled|Disabled") == "Disabled"]
+    fresh = {gpu.bus: gpu.sum("ecc_errors/volatile", "uncorrectable") for gpu in gpus}
+    old = {gpu.bus: gpu.sum("ecc_errors/aggregate", "uncorrectable") for gpu in gpus}
+    worn = [gpu.bus for gpu in gpus if _yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded")]
+    if any(fresh.values()):
+        measured = f"uncorrectable since driver load: {_counts(fresh)}"
+        return critical(measured, expected, "drain, reset the GPU or reboot, run deep")
     if worn:
-        return critical(f"SRAM error threshold exceeded: {worn}", expected, "replace the node")
+        return critical(f"SRAM error threshold exceeded: {', '.join(worn)}", expected, "replace the node")
     if off:
         return warning(f"ECC off on {', '.join(off)}", expected, "nvidia-smi -e 1, then reboot")
-    if old:
-        return warning(f"uncorrectable in its life: {old}", expected, "watch it; replace the node if the number grows")
+    if any(old.values()):
+        measured = f"uncorrectable in its life: {_counts(old)}"
+        return warning(measured, expected, "watch it; replace the node if the number grows")
+    if set(fresh.values()) == {None}:
+        raise NotHere("the GPUs count no memory errors")
     return ok("0 uncorrectable", expected)
 
 
 @check("gpu_row_remap", Level.QUICK, limit_s=25.0)
-def gpu_row_remap(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_row_remap(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """No row of GPU memory waits to be remapped, and none could not be."""
     expected = "none pending, none failed"
-    failed = _told(node, lambda gpu: _yes(gpu, "remapped_rows/remapped_row_failure"))
-    pending = _told(
-        node,
-        lambda gpu: _yes(gpu, "remapped_rows/remapped_row_pending") or _yes(gpu, "retired_pages/pending_retirement"),
-    )
+    failed = _those(gpus, lambda gpu: _yes(gpu, "remapped_rows/remapped_row_failure"))
+    pending_rows = _those(gpus, lambda gpu: _yes(gpu, "remapped_rows/remapped_row_pending"))
+    pending_pages = _those(gpus, lambda gpu: _yes(gpu, "retired_pages/pending_retirement"))
     if failed:
-        return critical(f"failed: {failed}", expected, "replace the node: the GPU has no spare rows left")
-    if pending:
-        return critical(f"pending: {pending}", expected, "drain, then reset the GPU (nvidia-smi -r) or reboot")
-    rows = _told(node, lambda gpu: _count(gpu.number("remapped_rows/remapped_row_unc")))
-    return ok(f"remapped: {rows}" if rows else "0 remapped", expected)
+        return critical(f"failed: {', '.join(failed)}", expected, "replace the node: the GPU has no spare rows left")
+    if pending_rows or pending_pages:
+        measured = f"pending: {', '.join(pending_rows + pending_pages)}"
+        return critical(measured, expected, "drain, then reset the GPU (nvidia-smi -r) or reboot")
+    if not any(gpu.present for gpu in gpus):
+        raise NotHere("the GPUs tell no remapped rows")
+    rows = {gpu.bus: gpu.number("remapped_rows/remapped_row_unc") for gpu in gpus}
+    return ok(f"remapped: {_counts(rows)}" if any(rows.values()) else "0 remapped", expected)
 
 
 @check("gpu_recovery", Level.QUICK, limit_s=25.0)
-def gpu_recovery(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_recovery(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """No GPU asks for a reset or a reboot."""
-    asked = _told(
-        node,
-        lambda gpu: (
-            _recovery(gpu.text("gpu_recovery_action"))
-            or ("Reset" if _yes(gpu, "gpu_reset_status/reset_required") else "")
-        ),
-    )
+    told = {gpu.bus: gpu.word("gpu_recovery_action", _RECOVERY) for gpu in gpus}
+    for gpu in gpus:
+        if _yes(gpu, "gpu_reset_status/reset_required"):
+            told[gpu.bus] = told[gpu.bus].replace("None", "") or "Reset"
+    asked = [f"{bus} {action}" for bus, action in told.items() if action not in ("", "None")]
     if asked:
-        return critical(f"asked for: {asked}", "none", "drain and do what it asks")
+        return critical(f"asked for: {', '.join(asked)}", "none", "drain and do what it asks")
+    if not any(gpu.present for gpu in gpus):
+        raise NotHere("the driver tells no recovery action")
     return ok("none asked for", "none")
 
 
 @check("gpu_throttle", Level.QUICK, limit_s=25.0)
-def gpu_throttle(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_throttle(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """No GPU is slowed by heat or by its power supply."""
-    hard = _told(node, lambda gpu: " ".join(reason for reason in _slowed(gpu) if reason.startswith("hw_")))
-    soft = _told(node, lambda gpu: " ".join(reason for reason in _slowed(gpu) if reason.startswith("sw_thermal")))
-    hottest = max((gpu.number("temperature/gpu_temp") or 0 for gpu in _gpus(node)), default=0)
+    slowed = {gpu.bus: _slowed(gpu) for gpu in gpus}
+    hard, soft = _reasons(slowed, "hw_"), _reasons(slowed, "sw_thermal")
+    known = [degrees for gpu in gpus if (degrees := gpu.number("temperature/gpu_temp")) is not None]
+    hottest = f"{max(known)} C" if known else "no temperature"
     if hard:
-        return critical(f"{hard}, {hottest} C", "no slowdown", "check cooling and power supplies; replace the node")
+        return critical(f"{hard}, {hottest}", "no slowdown", "check cooling and power supplies; replace the node")
     if soft:
-        return warning(f"{soft}, {hottest} C", "no slowdown", "check cooling")
-    return ok(f"none, {hottest} C at most", "no slowdown")
+        return warning(f"{soft}, {hottest}", "no slowdown", "check cooling")
+    if set(map(type, slowed.values())) == {type(None)}:
+        raise CannotObserve("nvidia-smi tells no reasons of slowdowns")
+    return ok(f"none, {hottest} at most", "no slowdown")
 
 
 @check("gpu_persistence", Level.QUICK, limit_s=25.0)
-def gpu_persistence(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_persistence(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """Persistence mode is on: the driver stays loaded between jobs."""
-    off = [gpu.bus for gpu in _gpus(node) if gpu.text("persistence_mode") == "Disabled"]
-    if off:
-        return warning(f"off on {len(off)} of {len(_gpus(node))}", "on", "systemctl enable --now nvidia-persistenced")
+    modes = [gpu.word("persistence_mode", "Enabled|Disabled") for gpu in gpus]
+    if off := modes.count("Disabled"):
+        return warning(f"off on {off} of {len(gpus)}", "on", "systemctl enable --now nvidia-persistenced")
+    if not any(modes):
+        raise CannotObserve("nvidia-smi tells no persistence mode")
     return ok("on", "on")
 
 
 @check("gpu_pcie", Level.QUICK, limit_s=25.0)
-def gpu_pcie(node: CheckedNode) -> Finding:
+@of_gpus
+def gpu_pcie(node: CheckedNode, gpus: Sequence[Gpu]) -> Finding:
     """Every GPU's PCIe link is as wide as its siblings'."""
-    links = "pci/pci_gpu_link_info/link_widths"
-    widths = {gpu.bus: gpu.number(f"{links}/current_link_width") for gpu in _gpus(node)}
-    known = {bus: width for bus, width in widths.items() if width}
+    widths = {gpu.bus: gpu.number("pci/pci_gpu_link_info/link_widths/current_link_width") for gpu in gpus}
+    known = {bus: width for bus, width in widths.items() if width is not None}
     if not known:
         raise CannotObserve("nvidia-smi tells no link width")
     # Not compared with the card's own maximum: clouds connect some types with fewer lanes (an A10G in an EC2 g5 has 8
@@ -199,68 +188,27 @@ def gpu_pcie(node: CheckedNode) -> Finding:
     return ok(f"{widest}x", "the same on all")
 
 
-def read_gpus(node: CheckedNode) -> list[Gpu]:
-    """All GPUs that nvidia-smi sees.
-
-    Raises:
-        NotHere: the node has no NVIDIA GPU.
-        CannotObserve: nvidia-smi did not answer.
-    """
-    return [Gpu(bus=gpu.get("id", "?"), facts=gpu) for gpu in node.once(_log).iterfind("gpu")]
+def _those(gpus: Sequence[Gpu], holds: Callable[[Gpu], bool]) -> list[str]:
+    return [gpu.bus for gpu in gpus if holds(gpu)]
 
 
-def _log(node: CheckedNode) -> ElementTree.Element:
-    _wanted(node, len(nvidia_gpus(node)))
-    try:
-        said = node.tool(*_ASK, timeout_s=_ASK_S).stdout
-    except NotHere:
-        raise CannotObserve("nvidia-smi is not installed, and there are GPUs on the PCI bus") from None
-    try:
-        log = ElementTree.fromstring(said)
-    except ElementTree.ParseError as error:
-        raise CannotObserve(f"nvidia-smi -q -x: no XML ({error})") from None
-    if log.tag != "nvidia_smi_log":
-        raise CannotObserve(f"nvidia-smi -q -x: got {log.tag}, expected nvidia_smi_log")
-    return log
+def _yes(gpu: Gpu, path: str) -> bool:
+    return gpu.word(path, "Yes|No") == "Yes"
 
 
-def _gpus(node: CheckedNode) -> list[Gpu]:
-    gpus = node.once(read_gpus)
-    if not gpus:
-        raise CannotObserve("nvidia-smi sees no GPU")
-    return gpus
+def _counts(numbers: dict[str, int | None]) -> str:
+    """The numbers that are not 0, each with its PCI address."""
+    return ", ".join(f"{bus} {number}" for bus, number in numbers.items() if number)
 
 
-def _wanted(node: CheckedNode, plugged: int) -> int:
-    """The expected number of GPUs: that of the instance type, else that on the PCI bus."""
-    wanted = node.expected.gpus if node.expected else plugged
-    if wanted == plugged == 0:
-        raise NotHere("no NVIDIA GPU")
-    return wanted
+def _slowed(gpu: Gpu) -> list[str] | None:
+    """Reasons of a slowdown; None if the driver tells none."""
+    groups = [gpu.active(f"clocks_{kind}_reasons") for kind in ("event", "throttle")]  # the latter until driver 530
+    told = [tag.split("_reason_")[-1] for group in groups if group is not None for tag in group]
+    return None if groups == [None, None] else told
 
 
-def _told(node: CheckedNode, say: Callable[[Gpu], str]) -> str:
-    """The texts of the GPUs for which `say` returns one, each with its PCI address."""
-    return ", ".join(f"{gpu.bus} {word}" for gpu in _gpus(node) if (word := say(gpu)))
-
-
-def _slowed(gpu: Gpu) -> list[str]:
-    active = gpu.active("clocks_event_reasons") + gpu.active("clocks_throttle_reasons")  # the latter until driver 530
-    return [tag.split("_reason_")[-1] for tag in active]
-
-
-def _number(text: str) -> int | None:
-    digits = text.strip().split(" ")[0].rstrip("x")
-    return int(digits) if digits.isdigit() else None
-
-
-def _count(number: int | None) -> str:
-    return str(number) if number else ""
-
-
-def _yes(gpu: Gpu, path: str) -> str:
-    return "yes" if gpu.text(path) == "Yes" else ""
-
-
-def _recovery(text: str) -> str:
-    return text if _RECOVERIES.match(text) else ""
+def _reasons(slowed: dict[str, list[str] | None], prefix: str) -> str:
+    """The reasons with a prefix, each GPU's with its PCI address."""
+    told = {bus: [reason for reason in reasons or () if reason.startswith(prefix)] for bus, reasons in slowed.items()}
+    return ", ".join(f"{bus} {' '.join(reasons)}" for bus, reasons in told.items() if reasons)

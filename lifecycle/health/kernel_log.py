@@ -1,6 +1,7 @@
-"""Kernel messages since boot about GPUs (Xid), NVSwitches (SXid), memory and disks.
+"""Kernel messages since boot about GPUs (Xid and others of the driver), NVSwitches (SXid), memory and disks.
 
 Xid numbers are NVIDIA's (docs.nvidia.com/deploy/xid-errors). Those that a program can cause never count against a node.
+A driver that has lost a GPU does not always report an Xid, so its other messages about that count too.
 
 Users can put text into kernel messages: the names of their processes at the beginning ("NAME[123]: segfault at"), and
 the names of their files later. So messages about processes are ignored, and critical messages are matched at their
@@ -17,15 +18,21 @@ from dataclasses import dataclass
 
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, check
 from lifecycle.health.finding import Finding, critical, ok, warning
+from slurm.hooks.incidents import LOST_GPU
 
 _KMSG = "/dev/kmsg"
 _MAX_BYTES = 64 << 20
 
 _OF_PROCESS = re.compile(r".{0,60}?\[\d+\]: ")  # a name has 15 characters; unprintable ones are written as four
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
+_LOST = re.compile(LOST_GPU, re.DOTALL)
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
+_RECOVERY_CHANGED = 154
+_NEW_RECOVERY = re.compile(r"to 0x[0-9a-f]+ \(([^)]*)\)")
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)", re.IGNORECASE)
 _OF_PROGRAMS = frozenset({13, 31, 32, 43, 45, 66, 68, 69, 109, 137})
 _OF_HARDWARE = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 110, 119, 120, 121, 123, 136, 140, 142, 143, 151})
+_OF_NVLINK = range(144, 151)  # Blackwell's, each with the word Fatal or Nonfatal
 
 _BROKEN = (
     (
@@ -68,18 +75,9 @@ class KernelLog:
 
 @check("gpu_xid", Level.PROLOG, limit_s=1.0)
 def gpu_xid(node: CheckedNode) -> Finding:
-    """The kernel has reported no GPU (Xid) or NVSwitch (SXid) hardware error since boot."""
+    """The kernel has reported no hardware error of a GPU (Xid) or NVSwitch (SXid), and no lost GPU, since boot."""
     log = node.once(read_kernel_log)
-    bad: list[str] = []
-    odd: list[str] = []
-    harmless: list[str] = []
-    for line in log.lines:
-        if hit := _XID.match(line):
-            number = int(hit[2])
-            kind = bad if number in _OF_HARDWARE else harmless if number in _OF_PROGRAMS else odd
-            kind.append(f"Xid {number} on {hit[1]}")
-        elif hit := _SXID.match(line):
-            (bad if hit[3].lower() == "fatal" else odd).append(f"SXid {hit[2]} on {hit[1]}")
+    bad, odd, harmless = _gpu_messages(log)
     expected = "no hardware Xid or fatal SXid"
     if bad:
         return critical(_counted(bad), expected, "drain, reboot, run deep; replace the node if it comes back")
@@ -138,6 +136,32 @@ def read_kernel_log(node: CheckedNode) -> KernelLog:
                 lines.append(message)
     lost = bool(heads) and heads[0][1] != "0"
     return KernelLog(lines=tuple(lines), since_s=int(heads[0][2]) / 1e6 if lost else 0.0)
+
+
+def _gpu_messages(log: KernelLog) -> tuple[list[str], list[str], list[str]]:
+    """Messages about broken hardware, those that may be, and those about programs."""
+    bad: list[str] = []
+    odd: list[str] = []
+    harmless: list[str] = []
+    recoveries: dict[str, str] = {}  # the last one of a GPU counts: a reset takes it back
+    for line in log.lines:
+        if hit := _XID.match(line):
+            number, where = int(hit[2]), f"Xid {hit[2]} on {hit[1]}"
+            if number == _RECOVERY_CHANGED:
+                action = _NEW_RECOVERY.search(hit[3])
+                recoveries[where] = action[1] if action else "unknown"
+            elif number in _OF_HARDWARE or (number in _OF_NVLINK and "Nonfatal" not in hit[3]):
+                bad.append(where)
+            else:
+                (harmless if number in _OF_PROGRAMS else odd).append(where)
+        elif hit := _SXID.match(line):
+            (bad if hit[3].lower() == "fatal" else odd).append(f"SXid {hit[2]} on {hit[1]}")
+        elif hit := _LOST.match(line):
+            address = _ADDRESS.search(line)
+            bad.append(f"{hit[1]} on {address[0] if address else 'a GPU'}")
+    for where, action_word in recoveries.items():
+        (harmless if action_word == "None" else bad).append(f"{where} ({action_word})")
+    return bad, odd, harmless
 
 
 def _records(descriptor: int) -> Iterator[bytes]:

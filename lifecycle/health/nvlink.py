@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 
-from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
+from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, Unreadable, check
 from lifecycle.health.finding import Finding, critical, ok, warning
+from lifecycle.health.nvidia_smi import ADVICE, lines_about_gpus
 from lifecycle.health.pci import nvidia_gpus
 
 _GPU = re.compile(r"^GPU (\d+):")
@@ -16,6 +17,12 @@ _COUNTERS = {  # NVML's name -> effect on the finding
     "NVML_NVLINK_ERROR_DL_RECOVERY": "recovery",
     "NVML_NVLINK_ERROR_DL_CRC_FLIT": "crc",
 }
+_BROKEN = (
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_UNKNOWN",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+)
 _FABRIC_MANAGER = "nvidia-fabricmanager"
 
 
@@ -74,7 +81,17 @@ def fabric_manager(node: CheckedNode) -> Finding:
 def _ask(node: CheckedNode, option: str) -> str:
     if not nvidia_gpus(node):
         raise NotHere("no NVIDIA GPU")
-    return node.tool("nvidia-smi", "nvlink", option, timeout_s=12.0).stdout
+    try:
+        done = node.tool("nvidia-smi", "nvlink", option, timeout_s=12.0, check=False)
+    except NotHere:
+        raise CannotObserve("nvidia-smi is not installed, and there are GPUs on the PCI bus") from None
+    lost, _ = lines_about_gpus(f"{done.stdout}\n{done.stderr}")
+    if lost:
+        raise Unreadable("; ".join(lost), ADVICE)
+    if done.returncode:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        raise CannotObserve(f"nvidia-smi nvlink {option}: exit code {done.returncode}: {said or 'it said nothing'}")
+    return done.stdout
 
 
 def _error_counts(node: CheckedNode) -> list[tuple[int, int, str, int]]:
@@ -94,6 +111,8 @@ def _error_counts(node: CheckedNode) -> list[tuple[int, int, str, int]]:
                     continue
                 found.append((gpu, link, kind, int(count)))
     except nvml.NVMLError as error:
+        if error.value in (getattr(nvml, name) for name in _BROKEN):
+            raise Unreadable(f"NVML: {error}", ADVICE) from None
         raise CannotObserve(f"NVML: {error}") from None
     return found
 

@@ -13,7 +13,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lifecycle.health.check import Check, CheckedNode
@@ -21,20 +21,27 @@ from lifecycle.health.finding import Finding, Status
 from lifecycle.health.tree import kill_tree
 
 _REAP_S = 0.2
+_TELL_S = 0.5
 
 
-def run_checks(checks: Sequence[Check], node: CheckedNode, budget_s: float) -> list[Finding]:
+def run_checks(
+    checks: Sequence[Check], node: CheckedNode, budget_s: float, tell: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
     """Runs all checks and returns their findings in the same order.
 
     Args:
         checks: the checks.
         node: the node that they examine.
         budget_s: time limit for all of them, seconds; checks that have not run by then are UNKNOWN.
+        tell: called now and then with what is done, for a user who waits.
     """
     end_s = time.monotonic() + budget_s
     findings: dict[str, Finding] = {}
     for round_ in _rounds(checks):
-        findings |= _Round(node, end_s, budget_s).run(round_)
+        before = len(findings)
+        for done in (running := _Round(node, end_s, budget_s)).run(round_):
+            tell(f"{before + done} of {len(checks)} checks")
+        findings |= running.findings
     return [findings[check.name] for check in checks]
 
 
@@ -81,19 +88,20 @@ class _Round:
         self._budget_s = budget_s
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
-        self._findings: dict[str, Finding] = {}
+        self.findings: dict[str, Finding] = {}
 
-    def run(self, families: Sequence[Sequence[Check]]) -> dict[str, Finding]:
+    def run(self, families: Sequence[Sequence[Check]]) -> Iterator[int]:
+        """Run the families. Yields the number of findings so far, at least twice a second."""
         try:
             for family in families:
                 self._start(list(family))
             while self._children:
+                yield len(self.findings)
                 self._wait()
         finally:
             for child in list(self._children.values()):
                 self._drop(child)
             self._selector.close()
-        return self._findings
 
     def _start(self, checks: list[Check]) -> None:
         now_s = time.monotonic()
@@ -111,7 +119,8 @@ class _Round:
         self._selector.register(reader, selectors.EVENT_READ)
 
     def _wait(self) -> None:
-        next_s = min(self._end_s, *(child.deadline_s for child in self._children.values()))
+        told_s = time.monotonic() + _TELL_S
+        next_s = min(self._end_s, told_s, *(child.deadline_s for child in self._children.values()))
         for key, _ in self._selector.select(max(0.0, next_s - time.monotonic())):
             self._hear(self._children[key.fd])
         now_s = time.monotonic()
@@ -145,7 +154,7 @@ class _Round:
             self._start(child.waiting[1:])
 
     def _take(self, finding: Finding) -> None:
-        self._findings[finding.check] = finding
+        self.findings[finding.check] = finding
 
     def _drop(self, child: _Child) -> None:
         self._selector.unregister(child.pipe)

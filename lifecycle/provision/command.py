@@ -17,6 +17,7 @@ import typer
 
 from lifecycle.blocks import print_json
 from lifecycle.errors import LifecycleError, NodeUsageError
+from lifecycle.hyperpod import RESOURCE_CONFIG
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
 from lifecycle.provision.plan import choose
 from lifecycle.provision.provider import hyperpod, parallelcluster
@@ -29,8 +30,11 @@ from slurm import SlurmError
 from slurm.command import CommandError, CommandRunner, Result, run
 
 LOG_FILE = Path("/var/log/holdfast/provision.log")
-_RESOURCE_CONFIG = Path("/opt/ml/config/resource_config.json")  # HyperPod writes this file
-_PARAMETERS = Path("/etc/holdfast/provisioning_parameters.json")  # on_create.sh copies this file from HyperPod
+# HyperPod's older way to configure Slurm: on_create.sh copies the file from beside it; HyperPod may have it as well.
+_PARAMETERS = (
+    Path("/etc/holdfast/provisioning_parameters.json"),
+    Path("/opt/ml/config/provisioning_parameters.json"),
+)
 _CFN_CONFIG = Path("/etc/parallelcluster/cfnconfig")  # ParallelCluster writes this file before it runs site scripts
 _NO_LOG = "{}: the log cannot be written ({}); continuing without a log"
 _LOGGED = 20000  # number of characters of stdout, and of stderr, that the log keeps of one command
@@ -57,7 +61,8 @@ def provision(
         Path | None, typer.Option(metavar="FILE", help="HyperPod's resource_config.json.", show_default=False)
     ] = None,
     parameters: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HyperPod's provisioning_parameters.json.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="HyperPod's older provisioning_parameters.json.", show_default=False),
     ] = None,
     root: Annotated[Path, typer.Option(hidden=True)] = Path("/"),
 ) -> None:
@@ -98,9 +103,10 @@ def provision(
 def _site(config: Path | None, mirror: str, resource_config: Path | None, parameters: Path | None) -> Site:
     """The settings of this node. The command line overrides node.yaml, which overrides the provider's files."""
     found: dict[str, Any] = {}
-    if resource_config or parameters or (_RESOURCE_CONFIG.exists() and _PARAMETERS.exists()):
-        files = resource_config or _RESOURCE_CONFIG, parameters or _PARAMETERS
-        found = hyperpod(*files, _addresses())
+    if resource_config or parameters or RESOURCE_CONFIG.exists():
+        old = parameters or next((path for path in _PARAMETERS if path.exists()), None)
+        files = [path for path in (resource_config or RESOURCE_CONFIG, old) if path]
+        found = hyperpod(files[0], old, _addresses())
         Site.from_mapping(found, ", ".join(map(str, files)))  # so that errors name these files, and not node.yaml
     elif _CFN_CONFIG.exists():
         found = parallelcluster(_CFN_CONFIG)

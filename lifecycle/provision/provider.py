@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
 import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from lifecycle.errors import NodeUsageError
+from lifecycle.hyperpod import read_cluster, read_object, text_of
 
 _ROLES = {"HeadNode": "controller", "ComputeFleet": "compute", "LoginNode": "login"}  # by ParallelCluster's names
 
 
-def hyperpod(resource_config: Path, parameters: Path, addresses: Collection[str]) -> dict[str, Any]:
+def hyperpod(resource_config: Path, parameters: Path | None, addresses: Collection[str]) -> dict[str, Any]:
     """Read HyperPod's files as keys of `Site`: the node's role, instance type, Lustre file system and slurmctld.
 
+    If HyperPod's API configures a cluster's Slurm, resource_config.json has the roles and the controllers, and HyperPod
+    mounts Lustre. Older clusters have all that in provisioning_parameters.json. If a cluster has both,
+    resource_config.json decides, and the other file only names a Lustre file system.
+
     Args:
-        resource_config: resource_config.json: `InstanceGroups[].{Name, InstanceType, Instances[].CustomerIpAddress}`.
-        parameters: provisioning_parameters.json: `controller_group, login_group, fsx_dns_name, fsx_mountname`.
+        resource_config: resource_config.json.
+        parameters: provisioning_parameters.json: `controller_group, login_group, fsx_dns_name, fsx_mountname`; None if
+            the cluster has none.
         addresses: this node's own IP addresses, by which its instance is found in resource_config.json.
 
     Raises:
         UsageError: a file is missing or malformed, or no instance has one of the addresses.
     """
-    group, controllers = _group(resource_config, parameters, addresses)
-    wanted = _read(parameters)
-    _text(wanted, "controller_group", parameters)
+    cluster = read_cluster(resource_config)
+    mine = cluster.instance_at(addresses)
+    wanted = read_object(parameters) if parameters else {}
     # HyperPod's own service formats the instance store as one file system and mounts it there.
-    site: dict[str, Any] = {"role": "compute", "nvme": {"mount": "/opt/dlami/nvme"}}
-    for role in ("controller", "login"):
-        if wanted.get(f"{role}_group") == group["Name"]:
-            site["role"] = role
-    if group.get("InstanceType"):
-        site["instance"] = _text(group, "InstanceType", resource_config).removeprefix("ml.")
+    site: dict[str, Any] = {"nvme": {"mount": "/opt/dlami/nvme"}}
+    if cluster.has_slurm_config:
+        site["role"], controllers = cluster.role_of(mine), cluster.controllers
+    elif parameters:
+        groups = {text_of(wanted, "controller_group", parameters): "controller", wanted.get("login_group"): "login"}
+        site["role"] = groups.get(mine.group, "compute")
+        controllers = [
+            one.address for one in cluster.instances if groups.get(one.group) == "controller" and one.address
+        ]
+        controllers = controllers if wanted.get("workload_manager") == "slurm" else []
+    else:
+        raise NodeUsageError(
+            f"{resource_config}: got no SlurmConfig and no provisioning_parameters.json, expected one of them: "
+            "configure Slurm by HyperPod's API (SlurmConfig of the instance groups), or copy that file beside "
+            "on_create.sh"
+        )
+    if mine.instance_type:
+        site["instance"] = mine.instance_type.removeprefix("ml.")
     fsx = {key: wanted.get(f"fsx_{key}") for key in ("dns_name", "mountname")}
-    if any(fsx.values()):
+    if parameters and any(fsx.values()):
         for key in fsx:
-            _text(wanted, f"fsx_{key}", parameters)
+            text_of(wanted, f"fsx_{key}", parameters)
         site["fsx"] = {"dns": fsx["dns_name"], "mountname": fsx["mountname"]}
-    if wanted.get("workload_manager") == "slurm" and site["role"] != "controller" and controllers:
+    if site["role"] != "controller" and controllers:
         site["slurm"] = {"conf_server": ",".join(controllers)}
     return site
 
@@ -77,57 +93,3 @@ def _unquoted(value: str) -> str:
     except ValueError:
         return ""
     return words[0] if len(words) == 1 else ""
-
-
-def _group(resource_config: Path, parameters: Path, addresses: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """This node's instance group, and the IP addresses of the controllers."""
-    groups = _read(resource_config).get("InstanceGroups")
-    if not isinstance(groups, list):
-        raise NodeUsageError(f"{resource_config}: InstanceGroups: got {type(groups).__name__}, expected a list")
-    controller_group = _read(parameters).get("controller_group")
-    mine, controllers, seen = None, [], []
-    for number, group in enumerate(groups):
-        where = f"{resource_config}: InstanceGroups[{number}]"
-        if not isinstance(group, dict) or not isinstance(group.get("Instances"), list):
-            raise NodeUsageError(f"{where}: expected an object with Name and Instances")
-        _text(group, "Name", where)
-        for instance in group["Instances"]:
-            address = _address(instance, where)
-            seen.append(address)
-            if address in addresses:
-                mine = group
-            if group["Name"] == controller_group:
-                controllers.append(address)
-    if mine is None:
-        raise NodeUsageError(
-            f"{resource_config}: got instances {', '.join(seen) or 'none'}, expected one with an address of this node "
-            f"({', '.join(sorted(addresses)) or 'it has none'}); check that this node belongs to the cluster"
-        )
-    return mine, controllers
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise NodeUsageError(f"{path}: no such file; expected a JSON file of HyperPod") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise NodeUsageError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise NodeUsageError(f"{path}: got {type(found).__name__}, expected an object")
-    return found
-
-
-def _text(found: dict[str, Any], key: str, where: object) -> str:
-    value = found.get(key)
-    if not isinstance(value, str) or not value:
-        raise NodeUsageError(f"{where}: {key}: got {value!r}, expected text that is not empty")
-    return value
-
-
-def _address(instance: Any, where: str) -> str:
-    value = instance.get("CustomerIpAddress") if isinstance(instance, dict) else None
-    try:
-        return str(ipaddress.ip_address(str(value)))
-    except ValueError:
-        raise NodeUsageError(f"{where}: CustomerIpAddress: got {value!r}, expected an IP address") from None

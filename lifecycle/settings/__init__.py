@@ -1,4 +1,4 @@
-"""Reads and validates files that people write: job files, and the site's node, health and heal settings.
+"""Reads and validates files that people write: job files, and the site's node, health, heal and hook settings.
 
 yaml_file   reads a YAML file as plain data
 yaml_core   parses a restricted YAML 1.2

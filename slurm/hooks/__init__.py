@@ -24,7 +24,8 @@ flush.py         writes an ended job's memory to its lower tiers, in a process o
 scope.py         the control group of that process; devices.py withholds devices from it (version 2)
 strays.py        kills processes that outlived their job
 incidents.py     records kernel messages about GPUs and EFA
-places.py        paths, and the site's settings
+places.py        paths; how root reads and writes files
+settings.py      the site's settings, compiled from hooks.yaml
 entry.py         the scripts that slurm.conf names
 trust.py         checks that only root can change what the hooks run
 """

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _SAID_NO = 3  # exit code of a child whose function returned False
 _NO_ACCOUNT = 0xFFFFFFFD
 _MOST_REMOVED = 500_000  # files and directories of one job that one call removes
+_CLEAR_S = 0.2  # for removing what another user has put in the place of a directory
 _ENDS_S = 0.5  # for a child to end by itself after its time limit, before it is killed
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags of open() for a directory
 
@@ -47,7 +48,7 @@ def job_dir(memory: str, job: HookJob) -> str:
 def make_user_dir(parent: str, job: HookJob) -> str:
     """Makes a user's own directory (0700) in a directory of root's, and returns its path.
 
-    A file that another user put there under that name is renamed and kept for the administrator.
+    What another user put there under that name is moved aside and removed.
 
     Raises:
         DirectoryError: the parent is not root's, or the directory cannot be made.
@@ -72,9 +73,7 @@ def make_user_dir(parent: str, job: HookJob) -> str:
             except FileExistsError:
                 if _is_private(name, above, job.uid):
                     return path
-            aside = f".holdfast-planted-{os.urandom(4).hex()}"
-            os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
-            log.warning("%s was not user %d's own: moved to %s", path, job.uid, aside)
+            _move_aside(name, parent, above, job)
         raise DirectoryError(f"{path}: planted again each time it was moved away")
     except OSError as error:
         raise DirectoryError(f"{path}: {error.strerror}") from None
@@ -147,11 +146,20 @@ def holds_memory(memory: str, job: HookJob) -> bool:
         return False
 
 
-def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: str) -> bool:
-    """Runs a function in a child process that has given up root, within a time limit.
+def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: str, *, signals: bool = False) -> bool:
+    """Runs a function in a child process with the rights of a job's user, within a time limit.
 
-    The user can neither stop nor trace the child: its real and saved user ids, which count for that (kill(2),
-    ptrace(2)), belong to no account.
+    The user can neither stop, trace nor slow the child: of its user ids only that for files is the user's. With
+    `signals` it has given up root, and the effective one is the user's too, which decides on signals that it sends.
+    Then the user may lower its priority (sched_setscheduler(2)), and the time limit bounds what that costs. Its real
+    and saved user ids, which count for being stopped (kill(2), ptrace(2)), belong to no account.
+
+    Args:
+        job: whose user.
+        act: the function.
+        limit_s: time limit in seconds.
+        what: for messages.
+        signals: whether the function sends signals; otherwise it uses files alone.
 
     Returns:
         False if the function returned False, else True.
@@ -166,8 +174,11 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
         code = 1
         try:
             os.setgroups([])
-            os.setresgid(job.gid, job.gid, job.gid)
-            os.setresuid(_NO_ACCOUNT, job.uid, _NO_ACCOUNT)
+            if signals:
+                os.setresgid(job.gid, job.gid, job.gid)
+                os.setresuid(_NO_ACCOUNT, job.uid, _NO_ACCOUNT)
+            else:
+                _use_files_of(job.uid, job.gid)
             code = _SAID_NO if act() is False else 0
         except (OSError, SlurmError) as error:
             log.error("%s: %s", what, error)
@@ -187,10 +198,9 @@ def as_user(job: HookJob, act: Callable[[], bool | None], limit_s: float, what: 
 
 
 class _Rights:
-    """Gives this process the rights of a job's user until `back`, without a child process, for a few short calls.
+    """Gives this process a job's user's rights to files until `back`, without a child process, for a few short calls.
 
-    The user can neither signal nor trace it meanwhile, because the real and saved user ids, which count for that, stay
-    root's (kill(2), ptrace(2)).
+    The user can neither signal, trace nor slow it meanwhile, because all its other user ids stay root's.
     """
 
     def __init__(self, job: HookJob) -> None:
@@ -198,13 +208,46 @@ class _Rights:
             raise DirectoryError(f"job {job.job_id}: root has no directories of a job")
         self._groups = os.getgroups()
         os.setgroups([])
-        os.setegid(job.gid)
-        os.seteuid(job.uid)
+        _use_files_of(job.uid, job.gid)
 
     def back(self) -> None:
-        os.seteuid(0)
-        os.setegid(0)
+        _use_files_of(0, 0)
         os.setgroups(self._groups)
+
+
+def _use_files_of(uid: int, gid: int) -> None:
+    """Sets the ids that count for files (setfsuid(2)). With them the kernel takes root's capabilities for files away,
+    and gives them back with 0. Python has no call for it."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    for change, number in ((libc.setfsgid, gid), (libc.setfsuid, uid)):
+        change.argtypes, change.restype = [ctypes.c_uint], ctypes.c_uint
+        change(number)
+        if (now := change(0xFFFFFFFF)) != number:  # an invalid number changes nothing, and returns the present one
+            raise DirectoryError(f"{change.__name__}: got {now}, expected {number}")
+
+
+def _move_aside(name: str, parent: str, above: int, job: HookJob) -> None:
+    """Moves what is not the user's own out of the way, and removes it: a tree with the rights of whoever made it."""
+    aside = f".holdfast-planted-{os.urandom(4).hex()}"
+    os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
+    facts = os.lstat(aside, dir_fd=above)
+    log.warning("%s/%s was not user %d's own but of uid %d: moved to %s", parent, name, job.uid, facts.st_uid, aside)
+    try:
+        if not stat.S_ISDIR(facts.st_mode):
+            return os.unlink(aside, dir_fd=above)
+        return os.rmdir(aside, dir_fd=above)
+    except OSError:
+        pass  # a directory that is not empty
+    path, end_s = f"{parent}/{aside}", time.monotonic() + _CLEAR_S
+    try:
+        planter = HookJob(job_id=job.job_id, uid=facts.st_uid, gid=facts.st_gid, cluster=job.cluster)
+        as_user(
+            planter, lambda: remove_tree(path, most=_MOST_REMOVED, end_s=end_s), _CLEAR_S + _ENDS_S, f"remove {path}"
+        )
+    except DirectoryError as error:
+        log.warning("%s; remove it by hand", error)
 
 
 def _make(name: str, above: int, job: HookJob) -> None:

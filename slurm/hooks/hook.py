@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from slurm.errors import SlurmError
 from slurm.hooks.log import log
-from slurm.hooks.places import HookSettings, Places, SettingsError
+from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,11 +159,9 @@ def _be_child(
         signal.setitimer(signal.ITIMER_REAL, _ALONE_S + max(0.0, deadline_s - time.monotonic()))
         os.umask(0o022)
         log.open(places.log, name)
-        try:
-            settings = places.settings()
-        except SettingsError as error:
-            log.error("%s; the defaults apply", error)
-            settings = HookSettings()
+        settings, problem = read_settings(places)
+        if problem:
+            log.error("%s", problem)
         code = body(Hook(places=places, settings=settings, env=env, deadline_s=deadline_s))
     except SlurmError as error:
         log.error("%s", error)

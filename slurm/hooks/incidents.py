@@ -12,11 +12,16 @@ _KMSG = "/dev/kmsg"
 _MAX_RECORDS = 100_000
 _MAX_INCIDENTS = 50  # of one job; a broken GPU repeats its message thousands of times
 _MAX_RECORD_BYTES = 8192  # CONSOLE_EXT_LOG_MAX, and PRINTK_MESSAGE_MAX since: no record is longer
-_WORDS = (b"Xid (PCI:", b"efa ")  # every match of _SPEAKS_OF contains one of them
+_WORDS = (b"NVRM: ", b"SXid (PCI:", b"efa ")  # every match of _SPEAKS_OF contains one of them
+
+# The driver's messages, besides Xids, about a GPU that it has lost or cannot use. An Xid's line has the name of a
+# process, so it is left to its number. A record with several lines is one line here, with \x0a in it.
+LOST_GPU = r"\s*NVRM: (?!Xid ).*?([Ff]allen off the bus|RmInitAdapter failed|[Rr]eset required|NV_ERR_RESET_REQUIRED)"
 _SPEAKS_OF = (  # anchored at the start: later in a message there may be file names, which users choose
     r"(?!.{0,60}?\[\d+\]: )"  # no message that begins with a process name: "NAME[123]: segfault at ..."
     r"(?:NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): \d+"
     r"|nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+"
+    rf"|{LOST_GPU}"
     r"|efa [0-9a-f:.]+: .*(?:[Ff]ail|[Ee]rror|[Tt]imeout|reset))"
 )
 

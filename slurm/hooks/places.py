@@ -1,4 +1,4 @@
-"""Paths of the hooks' files, and the site's settings."""
+"""Paths of the hooks' files, and how root reads and writes them."""
 
 from __future__ import annotations
 
@@ -10,49 +10,10 @@ from slurm.errors import SlurmError
 
 if TYPE_CHECKING:
     from os import PathLike
-    from typing import Any
-
-_MAX_SETTINGS_BYTES = 1 << 16
 
 
 class SettingsError(SlurmError):
-    """A settings file cannot be trusted or parsed. The hook logs that and uses the defaults."""
-
-
-class HookSettings:
-    """`/etc/holdfast/hooks.yaml`: flat `key: value` lines; every key is optional, and so is the file.
-
-    Attributes:
-        drain: whether a node that fails its checks is drained ("on"), or this is only logged ("off").
-        keep_memory_s: time for which the memory of an ended job waits for its requeue, seconds.
-        flush_memory_s: time limit of the flush of an ended job's memory, seconds; 0: no flush.
-        verdict_age_s: an older verdict keeps no job away, seconds.
-        local_disk: mount point of the node's own disk; a directory for each user is made there. Empty: none.
-        reboot: the administrator's program that reboots this node; empty: the init system's.
-        max_drained: how many of the cluster's nodes hooks may drain: a number, or a share such as "10%".
-        check: level of `holdfast node check` that the health hook runs on an idle node; a busy one gets "prolog".
-    """
-
-    def __init__(
-        self,
-        *,
-        drain: str = "off",
-        keep_memory_s: float = 900.0,
-        flush_memory_s: float = 900.0,
-        verdict_age_s: float = 21600.0,
-        local_disk: str = "",
-        reboot: str = "",
-        max_drained: str = "10%",
-        check: str = "quick",
-    ) -> None:
-        self.drain = drain
-        self.keep_memory_s = keep_memory_s
-        self.flush_memory_s = flush_memory_s
-        self.verdict_age_s = verdict_age_s
-        self.local_disk = local_disk
-        self.reboot = reboot
-        self.max_drained = max_drained
-        self.check = check
+    """A file of the hooks cannot be trusted or parsed. The hook logs that and goes on without it."""
 
 
 class Places:
@@ -105,35 +66,14 @@ class Places:
         return f"{self._top}/etc/holdfast/hooks.yaml"
 
     @property
+    def compiled_settings(self) -> str:
+        """The settings as hooks read them; see settings.py."""
+        return f"{self._top}/var/lib/holdfast/hooks.settings"
+
+    @property
     def checks_file(self) -> str:
         """The health checks' own settings, which `holdfast node check` reads."""
         return f"{self._top}/etc/holdfast/health.yaml"
-
-    def settings(self) -> HookSettings:
-        """The site's settings.
-
-        Raises:
-            SettingsError: users other than root could have written the file, or a line cannot be parsed.
-        """
-        try:
-            text = read_of_root(self.settings_file, _MAX_SETTINGS_BYTES)
-        except FileNotFoundError:
-            return HookSettings()
-        known = {key: type(value) for key, value in vars(HookSettings()).items()}
-        found: dict[str, Any] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            content = line.partition("#")[0].strip()
-            if not content:
-                continue
-            key, _, value = (part.strip() for part in content.partition(":"))
-            try:
-                found[key] = known[key](value)
-            except (KeyError, ValueError):
-                raise SettingsError(
-                    f"{self.settings_file}:{number}: got {content!r}, expected a line 'key: value' with one of "
-                    + ", ".join(known)
-                ) from None
-        return HookSettings(**found)
 
 
 def read_of_root(path: str | PathLike[str], max_bytes: int) -> str:

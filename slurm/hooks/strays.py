@@ -141,7 +141,7 @@ def _kill_groups(pids: Iterable[int], job: HookJob) -> None:
                 continue
 
     try:
-        as_user(job, kill, _KILL_S, f"kill what job {job.job_id} left behind")
+        as_user(job, kill, _KILL_S, f"kill what job {job.job_id} left behind", signals=True)
     except DirectoryError as error:
         log.error("%s", error)
 

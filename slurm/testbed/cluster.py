@@ -297,7 +297,9 @@ class TestCluster:
                 self.start_daemon(node)
         for node in self.nodes:  # scancel alone would wait for KillWait where a process ignores SIGTERM
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)
-        self._run(["scancel", f"--user={self.user}"], env=self.env)
+        self._run(
+            ["scancel", f"--user={self._plan.account.pw_uid}"], env=self.env
+        )  # by name, Slurm 26.05 refuses nobody
         drained = ",".join(node.name for node in self._slurm.nodes() if "DRAIN" in node.flags)
         if drained:
             self._run(["scontrol", "update", f"NodeName={drained}", "State=RESUME"], env=self.env)

@@ -13,6 +13,8 @@ from pathlib import Path
 from slurm.conf import hook_lines
 from slurm.hooks.entry import scripts
 from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings
+from slurm.hooks.settings import write_settings as compile_settings
 from slurm.testbed.plan import ClusterPlan, daemon_name
 
 HEALTH_INTERVAL_S = 5
@@ -57,7 +59,7 @@ def install_hooks(plan: ClusterPlan) -> list[str]:
 
 
 def write_settings(plan: ClusterPlan, machine: str, settings: Mapping[str, str | float]) -> Path:
-    """Writes a machine's hooks.yaml.
+    """Writes a machine's hooks.yaml, and compiles it.
 
     Returns:
         The directory that the machine's hooks use as "/".
@@ -66,8 +68,10 @@ def write_settings(plan: ClusterPlan, machine: str, settings: Mapping[str, str |
     file = Path(places.settings_file)
     file.parent.mkdir(parents=True, exist_ok=True)
     ours: dict[str, str | float] = {"check": "prolog", "reboot": str(_reboot_script(plan))}
-    text = "".join(f"{key}: {value}\n" for key, value in (ours | dict(settings)).items())
+    known = ours | dict(settings)
+    text = "".join(f"{key}: {value}\n" for key, value in known.items())
     file.write_text(text)
+    compile_settings(places, HookSettings(**known), text)  # type: ignore[arg-type]
     return Path(places.root)
 
 

@@ -123,6 +123,8 @@ def test_defaults() -> None:
         ({"namespace": "x", "s3": {"url": "s3://b u"}}, "checkpoint.s3.url"),
         ({"namespace": "x", "s3": {"url": "gs://b/x"}}, "a bucket's name has 3 to 63 characters"),
         ({"namespace": "x", "s3": {"url": "s3://my_bucket/x"}}, "checkpoint.s3.url"),
+        ({"namespace": "x", "s3": {"url": "s3://bkt", "bucket_owner": 123456789012}}, "12 digits, in quotes"),
+        ({"namespace": "x", "s3": {"url": "gs://bkt", "bucket_owner": "123456789012"}}, "has no effect for gs://bkt"),
         ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected a valid boolean"),
         ([], r"checkpoint: got \[\], expected a mapping of plain values"),
     ],

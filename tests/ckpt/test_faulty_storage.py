@@ -115,7 +115,7 @@ def test_a_disk_that_fails_in_the_middle_costs_the_step_and_nothing_older(
     real, failing = getattr(os, call), [False]
 
     def faulty(*args: object, **kwargs: object) -> object:
-        where = os.readlink(f"/proc/self/fd/{args[0]}") if isinstance(args[0], int) else str(args[0])
+        where = os.readlink(f"/proc/self/fd/{args[0]}") if isinstance(args[0], int) else os.path.realpath(str(args[0]))
         if failing[0] and "/shared/" in where:
             raise OSError(errno.EIO, os.strerror(errno.EIO), where)
         return real(*args, **kwargs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,47 @@ from ckpt.redundancy.gf256 import combination, combine, multiply, multiply_add, 
 
 def test_isal_is_found_in_the_wheel_that_we_depend_on():
     assert galois.isal() is not None
+
+
+@pytest.fixture
+def without_wheel(monkeypatch):
+    """No pyeclib; what was looked up before is looked up again, now and afterwards."""
+    monkeypatch.setattr(galois, "find_spec", lambda name: None)
+    caches = (galois.isal, galois._warn_of_numpy, galois._isal_table)
+    for cache in caches:
+        cache.cache_clear()
+    yield monkeypatch
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize("place", ["the loader's", "the environment's"])
+def test_the_systems_isal_is_used_where_the_wheel_is_missing(without_wheel, tmp_path, place):
+    (wheels,) = Path(importlib.util.find_spec("pyeclib").origin).parents[1].glob("pyeclib.libs/libisal*")
+    (tmp_path / "lib").mkdir()
+    system = tmp_path / "lib" / "libisal.so.2"
+    system.symlink_to(wheels)
+    if place == "the loader's":
+        without_wheel.setattr(galois, "_ISAL_NAME", str(system))
+    else:
+        without_wheel.setattr(galois.sys, "prefix", str(tmp_path))
+    assert galois.isal() is not None
+    into = bytearray(200)
+    multiply_add([memoryview(into)], memoryview(bytes([3]) * 200), [2])
+    assert into == bytes([multiply(2, 3)]) * 200
+
+
+def test_a_library_of_that_name_without_the_calls_is_not_taken(without_wheel, tmp_path):
+    without_wheel.setattr(galois, "_isal_names", lambda: iter([str(tmp_path / "none.so"), "libc.so.6"]))
+    assert galois.isal() is None
+
+
+def test_parity_by_numpy_is_told_once(without_wheel, caplog):
+    without_wheel.setattr(galois, "_isal_names", lambda: iter(()))
+    for coefficients in ([1], [2], [3]):
+        multiply_add([memoryview(bytearray(100))], memoryview(bytes(100)), coefficients)
+        assert len(caplog.records) == (coefficients != [1])  # XOR is as fast without it
+    assert "ISA-L was not found" in caplog.text and "libisal2" in caplog.text
 
 
 @given(st.binary(min_size=64, max_size=3000), st.integers(0, 255), st.binary(min_size=1, max_size=5))

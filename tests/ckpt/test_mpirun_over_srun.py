@@ -19,6 +19,7 @@ from launcher.processes import descendants, state_of, status_of
 
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
 SRUN = """#!/bin/sh
+# The step runs in a session of its own: it goes on without srun, as a step of Slurm does.
 options=
 while :; do
     case "$1" in
@@ -29,8 +30,8 @@ while :; do
     options="$options $1"
     shift
 done
-echo $$ $options >> {log}
-exec "$@"
+setsid sh -c 'echo $$ "$0" >> {log}; exec "$@"' "$options" "$@" &
+wait $!
 """
 PROGRAM = """
 import os, pathlib, sys, time
@@ -48,7 +49,7 @@ class World:
 
     Attributes:
         found: node -> words of its process: "0 of 2 PID RAM_DIR".
-        asked: job -> words of its srun, the first of which is its pid.
+        asked: job -> words of its srun; in place of the first word, the pid of the daemon that it has started.
     """
 
     def __init__(self, mpirun: subprocess.Popen[bytes], srun_log: Path, at: Path) -> None:
@@ -97,7 +98,9 @@ def test_it_spans_nodes_of_several_jobs_and_ends_when_a_node_is_lost(world: Worl
     asked = " ".join(world.asked["8"])
     assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=n2 --no-kill" in asked
     assert "--overlap" in asked and "--mpi=none" in asked
-    os.kill(int(world.asked["8"][0]), signal.SIGKILL)  # the daemon
+    daemon = int(world.asked["8"][0])
+    for pid in (daemon, *descendants(daemon)):
+        os.kill(pid, signal.SIGKILL)
     world.mpirun.wait(60)
     until(lambda: not world.lives("n1"), "the survivor's end")
 
@@ -115,6 +118,7 @@ def test_a_job_that_slurm_warns_stays_in_the_world(world: World) -> None:
     """Each process of the job has a SIGTERM when it is preempted; its memory still serves the others."""
     daemons = [int(world.asked["8"][0]), *descendants(int(world.asked["8"][0]))]
     daemons.remove(int(world.found["n2"][3]))
+    daemons += [world.mpirun.pid, *descendants(world.mpirun.pid)]  # in the batch step
     for pid in daemons:
         os.kill(pid, signal.SIGTERM)
 

@@ -13,6 +13,7 @@ from ckpt.errors import NamespaceError
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lookup import tiers_at
+from ckpt.tiers.own_folder import own_folder
 from ckpt.tiers.posix import SharedTier, check_shared
 
 
@@ -100,3 +101,19 @@ def test_a_pipe_beside_namespaces_is_no_namespace(tmp_path: Path) -> None:
         (tmp_path / pipe).mkdir()
         os.mkfifo(tmp_path / pipe / "holdfast.json")
     assert [tier.namespace for tier in tiers_at(str(tmp_path))] == ["ns"]
+
+
+def test_the_folder_that_was_checked_is_the_one_that_is_written(tmp_path: Path) -> None:
+    """Whatever is put in its place meanwhile."""
+    folder, other = tmp_path / "ns", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    with own_folder(folder) as held:
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to("other")
+        (held / "file").write_text("x")
+    assert list((tmp_path / "moved").iterdir()) and not list(other.iterdir())
+    with own_folder(folder) as held:  # the user's own link
+        assert held.samefile(other)
+    with pytest.raises(FileNotFoundError, match=f"{folder}/none/x"), own_folder(folder) as held:
+        (held / "none" / "x").write_text("x")

@@ -320,3 +320,24 @@ def test_listings_of_many_pages_are_followed_to_their_end(crowded: S3Server) -> 
     assert len(keys) == len(set(keys)) == 10_000
     bucket.delete(keys)
     assert bucket.keys(oldest) == [] and len(bucket.keys("many/")) == 1100
+
+
+def test_every_request_names_the_account_that_should_own_the_bucket() -> None:
+    """S3 refuses it then if the bucket's name has come to another account."""
+    asked: list[tuple[str, str | None]] = []
+
+    def foreign(request: BaseHTTPRequestHandler) -> None:
+        asked.append((request.command, request.headers.get("x-amz-expected-bucket-owner")))
+        error(403, "AccessDenied")(request)
+
+    with answering(foreign) as options:
+        bucket = Bucket(BUCKET, replace(options, bucket_owner="123456789012"), Throttle(None))
+        calls: list[Callable[[], object]] = [
+            lambda: bucket.put("a", b"x"), lambda: bucket.get("a"), lambda: bucket.exists("a"),
+            lambda: bucket.copy("a", "b"), lambda: bucket.keys("a"), lambda: bucket.delete(["a"]),
+            lambda: bucket.uploads("a"), lambda: bucket.put_pieces("a", [(s3_bucket.PART_BYTES, memoryview(b"x"))]),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(OSError):
+                call()
+    assert len(asked) >= len(calls) and {owner for _, owner in asked} == {"123456789012"}

@@ -14,7 +14,7 @@ from trainer_kit import Node, checkpointer, settle
 from waiting import until
 
 from ckpt.format.layout import Chunk
-from ckpt.timeouts import WorkerDeadlines
+from ckpt.timeouts import WorkerDeadlines, within
 
 
 def test_what_became_of_a_save_is_told_when_it_happens_not_at_the_next_call(
@@ -79,5 +79,25 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
                 await world.monitors[1].event("problem", step=step, failed="memory")
             assert ckpt.failed_saves == 2
             await in_thread(ckpt.close)
+
+    run(test)
+
+
+def test_ranks_that_close_in_a_stop_wait_for_lower_tiers_as_long_as_the_newest_request_allows(tmp_path: Path) -> None:
+    async def test() -> None:
+        slow = {"path": str(tmp_path / "nvme"), "every_steps": 1, "rate_limit_bytes_s": 1}
+        async with World(tmp_path, ["a", "b"], 0, config(nvme=slow)) as world:
+            await world.save(1, 0)
+            closing = [asyncio.ensure_future(worker.request("await_saves", closing=True)) for worker in world.workers]
+            for monitor in world.monitors:  # a halt has no limit
+                monitor.send(op="stop")
+            for monitor in world.monitors:
+                await monitor.event("stop_agreed")
+            assert not any(request.done() for request in closing)
+            for monitor in world.monitors:  # and is replaced by a preemption
+                monitor.send(op="stop", lower_s=0.0)
+            await asyncio.gather(*closing)
+            with pytest.raises(asyncio.TimeoutError):
+                await within(0.2, world.workers[0].request("await_saves"))
 
     run(test)

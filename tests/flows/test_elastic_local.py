@@ -167,3 +167,21 @@ def test_a_booster_that_is_lost_costs_what_a_lost_node_costs_and_the_next_one_co
     job.watch.wait_for("attempt_end", SIZE_S, outcome="resized", attempt=lambda number: number > 1)
     assert lost not in job.trains_on(3)["nodes"], job.watch.story()
     job.finish(steady_digests)
+
+
+def test_a_slow_lower_tier_does_not_hold_up_a_resize(tmp_path: Path) -> None:
+    """The ranks end once the agreed step is in memory. The next attempt continues to write it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    slow = {"path": str(shared), "every_steps": 20, "rate_limit_bytes_s": 50}  # a step takes minutes
+    with running(LocalJob(tmp_path, shared=slow)) as job:
+        job.trains_on(2)
+        job.scale(3)
+        grown = job.trains_on(3)
+        (end,) = job.watch.events("attempt_end")
+        assert end["outcome"] == "resized" and not job.watch.events("fault"), job.watch.story()
+        (restore,) = (event for event in job.watch.events("restore") if event["attempt"] == grown["attempt"])
+        assert (restore["step"], restore["tier"]) == (end["step"], "memory"), job.watch.story()
+        assert not [event for event in job.watch.events("commit") if event["tier"] == "shared"]
+        late = [event for event in job.watch.events("problem") if event["what"].startswith("not all ranks")]
+        assert not late, job.watch.story()

@@ -83,16 +83,18 @@ def test_a_node_that_replaces_a_lost_one_gets_its_gpus(tmp_path: Path, monkeypat
 
 
 def test_a_run_that_cannot_be_noted_is_followed_all_the_same_and_says_that_it_uses_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     (tmp_path / "script.py").write_text("print('done')\n")
-    (tmp_path / "job.yaml").write_text("name: unnoted\nscript: script.py\nnodes: 1\n")
+    (tmp_path / "job.yaml").write_text("name: unnoted\nscript: script.py\ngpus_per_node: 0\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert main(["run", str(tmp_path / "job.yaml"), "--folder", str(tmp_path / "runs" / "%j")]) == 0
-    told = capsys.readouterr()
-    assert "done" in told.out.splitlines()[-1]
-    assert "1 GPU here, none for the job: it trains on the CPU" in told.err
+    assert "done" in capsys.readouterr().out.splitlines()[-1]
+    assert "1 GPU here, none for the job: it trains on the CPU" in caplog.text
 
 
 def test_agents_use_the_credentials_that_the_job_file_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ supervise(load_job(Path("job.yaml")), Path("job"), "local")
 """
 
 
+HOLD = """
+import sys
+from pathlib import Path
+from ckpt.tiers.posix import SharedTier
+tier = SharedTier(Path("open"), "mine")
+tier.prepare()
+print("prepared", flush=True)
+sys.stdin.readline()
+tier._put("owner.json", b"x")
+"""
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """The victim's folder; `open` in it is a directory where everybody may make files."""
@@ -107,3 +119,37 @@ def test_a_nodes_disk_that_refuses_is_said_before_the_first_save(folder: Path) -
     problems = [f"{event['what']}: {event.get('detail')}" for event in events if event["event"] == "problem"]
     assert any(f"belongs to uid {NEIGHBOUR.pw_uid}" in problem for problem in problems), events
     assert not list((folder / "open" / "node0" / "mine").iterdir())
+
+
+def test_a_link_in_place_of_the_folder_is_refused(folder: Path) -> None:
+    """It leads to an empty folder of the victim's own, and could be turned to another one after the start."""
+    write_job(folder, shared={"path": "open", "every_steps": 1})
+    (folder / "own").mkdir()
+    os.chown(folder / "own", VICTIM.pw_uid, VICTIM.pw_gid)
+    script = f"ln -s {folder / 'own'} {folder / 'open' / 'mine'}"
+    subprocess.run(as_user(["sh", "-c", script], NEIGHBOUR), check=True)
+    done = victim(folder, "-m", "launcher", "run", "job.yaml", "--folder", "runs/%j")
+    assert done.returncode == 2, done.stderr
+    assert f"is a symbolic link of uid {NEIGHBOUR.pw_uid}" in " ".join(done.stderr.split()), done.stderr
+    assert not list((folder / "own").iterdir())
+
+
+def test_what_replaces_the_folder_of_a_running_job_is_never_written_to(folder: Path) -> None:
+    """In a directory that a group may write to, and that is not sticky, a neighbour may rename the victim's folder."""
+    os.chmod(folder / "open", 0o777)
+    theirs = folder / "open" / "theirs"
+    plant(theirs)
+    job = subprocess.Popen(
+        as_user([sys.executable, "-c", HOLD], VICTIM), cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert job.stdout is not None and job.stdout.readline() == "prepared\n"
+        script = f"mv {folder}/open/mine {folder}/open/moved && ln -s theirs {folder}/open/mine"
+        subprocess.run(as_user(["sh", "-c", script], NEIGHBOUR), check=True)
+        _, said = job.communicate("\n", timeout=60)
+    finally:
+        job.kill()
+        job.wait()
+    assert f"is a symbolic link of uid {NEIGHBOUR.pw_uid}" in said
+    assert not list(theirs.iterdir())

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from broken_job import RECOVERY_S, BrokenJob
 from site_conf import site_conf
-from slurm_kit import ends_as, shown
+from slurm_kit import ends_as, job_state, shown
+from waiting import until
 
+from slurm.preemption_conf import elastic_lines
 from slurm.testbed import TestCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -120,3 +122,31 @@ def test_nodes_whose_epilog_fails(hooked: Any, steady_digests: dict[int, str]) -
         job.watch.until(is_gone, 60, f"end of the job's memory on {drained}")
         job.finish(steady_digests)
         job.watch.until(ends_as(hooked, job.job_id, "COMPLETED"), 60, "end of the last epilog")
+
+
+def test_the_lines_for_elastic_jobs_take_nodes_from_boosters_and_from_no_other_job(hooked: Any) -> None:
+    site = ["PartitionName=main Nodes=ALL Default=YES", "PartitionName=fast Nodes=ALL PriorityTier=9"]
+    lines = [line for line in elastic_lines() if line.startswith("PartitionName=")]
+    lines[1:1] = site
+    text = "\n".join(lines).removeprefix("PartitionName=")
+
+    def submit(partition: str, nodes: int) -> str:
+        argv = ["sbatch", "--parsable", f"--partition={partition}", f"--nodes={nodes}", "--exclusive", "--no-requeue"]
+        return str(
+            hooked.run_as_user([*argv, "--output=/dev/null", "--wrap=srun --mpi=none sleep 1000"]).stdout.strip()
+        )
+
+    def is_running(job: str) -> bool | None:
+        return job_state(hooked, job) == "RUNNING" or None
+
+    with site_conf(hooked, PartitionName=text, **QUIET):
+        booster = submit("boost", 3)
+        until(lambda: is_running(booster), "the booster's start")
+        owner = submit("main", 2)
+        until(lambda: is_running(owner), "the start of a job that takes the booster's nodes")
+        assert not is_running(booster)
+        urgent = submit("fast", 3)
+        reason = ["squeue", "-h", "-o", "%r", "-j", urgent]
+        until(lambda: "Resources" in hooked.run_as_user(reason).stdout or None, "a job that waits for the other")
+        assert is_running(owner)
+        hooked.run_as_user(["scancel", urgent, owner])

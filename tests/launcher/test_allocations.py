@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from launcher.core.commands import AskAllocation, EndAllocation
-from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input
+from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input, Terminated
+from launcher.core.members import Member, Members
+from launcher.core.state import Booster, BoosterPhase, JobFacts, State
+from launcher.scheduler.cluster import SeenAllocation
 from launcher.supervisor import allocations as allocations_module
 from launcher.supervisor.allocations import Allocations, recorded
 from slurm import SlurmError
@@ -38,13 +41,13 @@ class Scheduler:
             raise SlurmError("no answer within 30 s")
         return name
 
-    async def allocations(self, known: Collection[str]) -> dict[str, tuple[AllocationState, str]]:
+    async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         if self.is_silent:
             raise SlurmError("no answer within 30 s")
         self.looks.append({*known})
         for name in self.states.keys() - {*known}:
             self.states[name] = ENDED
-        return {name: (self.states[name], "why") for name in known}
+        return {name: SeenAllocation(self.states[name], "why") for name in known}
 
     async def end_allocation(self, name: str) -> None:
         if self.is_silent:
@@ -159,3 +162,27 @@ def test_recorded_are_those_of_the_newest_start_that_have_not_ended() -> None:
     asked = [{"event": "booster_asked", "allocation": name} for name in ("7", "8", "9")]
     ended = {"event": "booster_end", "allocation": "8"}
     assert recorded([asked[0], {"event": "job_start"}, *asked[1:], ended]) == {"9"}
+
+
+def test_a_boosters_sigterm_comes_with_slurms_reason_and_without_it_if_slurm_does_not_answer() -> None:
+    class Word:
+        def __init__(self) -> None:
+            self.is_silent = False
+
+        async def why_terminated_booster(self, allocation: str) -> str:
+            if self.is_silent:
+                raise SlurmError("no answer")
+            return f"{allocation} cancelled"
+
+    members = Members().add("x1", Member(allocation="b1")).add("n1", Member(allocation="17"))
+    boosters = (Booster(allocation="b1", phase=BoosterPhase.RUNNING, nodes=("x1",)),)
+    state = State(job=JobFacts(nodes=("n1",), sizes=(2, 1)), members=members, boosters=boosters)
+    word: Any = Word()
+    allocations = Allocations(word, lambda given: None)
+
+    def why(node: str | None) -> str:
+        return asyncio.run(allocations.explained(Terminated(node=node), state)).why
+
+    assert [why(node) for node in ("x1", "n1", "unknown", None)] == ["b1 cancelled", "", "", ""]
+    word.is_silent = True
+    assert why("x1") == ""

@@ -20,11 +20,20 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a good job file, and a Slurm of two nodes that writes down what it is asked."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "job.yaml").write_text("script: train.py\n")
+    (tmp_path / "run.sh").write_text("python train.py")
+    (tmp_path / "shebang").write_text("#!/usr/bin/env bash\npython train.py")
+    (tmp_path / "bad.py").write_text("import os\nimport = 3\n")
+    (tmp_path / "outside.py").write_text("return 3\n")
+    (tmp_path / "binary").write_bytes(b"x\0y")
+    (tmp_path / "pkg").mkdir()
+    for name, text in {"__init__.py": "raise SystemExit('imported')", "bad.py": "x =", "train.py": ""}.items():
+        (tmp_path / "pkg" / name).write_text(text)
     commands = tmp_path / "bin"
     commands.mkdir()
     answers = {
         "sbatch": f'echo sbatch "$@" >> {tmp_path}/submitted; echo Submitted batch job 42',
         "srun": "true",
+        "sinfo": "echo 'train*|(null)'",
         "scontrol": "echo PartitionName=train Default=YES Nodes=n[1-2] PriorityTier=1 State=UP",
     }
     for name, answer in answers.items():
@@ -50,11 +59,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 BAD_JOBS = [
     ({"script": "nope.py"}, "script: no file "),
-    ({"script": None}, "script: got nothing, expected the path of a Python script"),
+    ({"script": None}, "script: missing, expected the path of a Python script; or give module or command"),
+    ({"module": "pkg.train"}, "module: script is given too; leave one of them out"),
+    ({"script": "run.sh"}, "run.sh is a shell script, expected a Python script; `command: [bash, run.sh]` runs it"),
+    ({"script": "shebang"}, "shebang is a shell script, expected a Python script"),
+    ({"script": "bad.py"}, "bad.py, line 2: invalid syntax (Python 3."),
+    ({"script": "outside.py"}, "outside.py, line 1: 'return' outside function (Python 3."),
+    ({"script": "binary"}, "null bytes"),
+    ({"script": None, "module": "pkg.gone"}, "module: no module pkg.gone, or no pkg.gone.__main__ in it, in "),
+    ({"script": None, "module": "pkg"}, "module: no module pkg, or no pkg.__main__ in it, in "),
+    ({"script": None, "module": "pkg/bad"}, "module: got 'pkg/bad', expected a module's name, such as pkg.train"),
+    ({"script": None, "module": "pkg.bad"}, "pkg/bad.py, line 1: invalid syntax (Python 3."),
+    ({"script": None, "command": ["bash", "x.sh"]}, "name: missing, expected a name for the job"),
+    ({"script": None, "name": "a", "command": ["./gone.sh"]}, "command: ./gone.sh: no such file; relative paths count"),
+    ({"script": None, "name": "a", "command": ["./run.sh"]}, "command: ./run.sh: is not executable"),
+    ({"script": None, "name": "a", "command": "bash run.sh"}, "command: got 'bash run.sh', expected a list"),
     ({"script": 3}, "script: got 3, expected the path of a Python script"),
     ({"script": "."}, "script: no file "),
     ({"nods": 2}, "nods: unknown key, did you mean nodes?"),
-    ({"zzz": 2}, "zzz: unknown key, known keys: name, script, args"),
+    ({"zzz": 2}, "zzz: unknown key, known keys: name, script, module"),
     ({"name": "a b"}, "name: got 'a b', expected letters, digits"),
     ({"name": "../x"}, "name: got '../x', expected letters, digits"),
     ({"args": "--lr 1"}, "args: got '--lr 1', expected a list"),
@@ -191,6 +214,10 @@ BAD_JOBS = [
     ({"gpus_per_node": "a100"}, "gpus_per_node: got 'a100', expected a whole number, from 0 to 64, or a type and a"),
     ({"gpus_per_node": "a100:0"}, "gpus_per_node: got 'a100:0', expected"),
     ({"gpus_per_node": "a100:4,h100:4"}, "gpus_per_node: got 'a100:4,h100:4', expected"),
+    ({"slurm": {"gres": "gpu:8(S:0-3)"}}, "slurm.gres: got 'gpu:8(S:0-3)', expected gpu:8"),
+    ({"slurm": {"gres": "shard:4"}}, "slurm.gres: got 'shard:4': a part of a GPU, expected whole ones, such as gpu:1"),
+    ({"slurm": {"tres_per_task": "cpu:2,gres/gpu:8"}}, "slurm.tres_per_task: got 'cpu:2,gres/gpu:8': it requests GPUs"),
+    ({"slurm": {"gpus-per-socket": 4}}, "slurm.gpus-per-socket: not an option to pass on; set `gpus_per_node`"),
     ({"slurm": {"gres": "gpu:80"}}, "slurm.gres: got 80, expected a whole number, from 0 to 64"),
     (
         {"gpus_per_node": 4, "slurm": {"gres": "gpu:8"}},
@@ -225,7 +252,10 @@ def test_no_error_of_a_job_file_hides_another() -> None:
         return set()
 
     alone = [(keys, places(keys)) for keys, _ in BAD_JOBS]
+    program = {"script", "module", "command", "name"}
     for (one, its), (other, others) in itertools.combinations([each for each in alone if each[1]], 2):
+        if one.keys() & program and other.keys() & program:
+            continue  # each says something about the other
         if not one.keys() & other.keys() and not {"slurm", "gpus_per_node"} <= one.keys() | other.keys():
             assert places(one | other) == its | others
 
@@ -270,6 +300,13 @@ BAD_COMMANDS = [
     (["submit"], "Missing argument 'JOB.yaml'"),
     (["submit", "nope.yaml"], "nope.yaml: no such file; expected a job file (YAML)"),
     (["submit", "."], ".: not a regular file; expected a job file (YAML)"),
+    (["submit", "train.py"], "train.py: is a Python script, expected a job file (YAML); `holdfast init` writes one"),
+    (["run", "run.sh"], "run.sh: is a shell script, expected a job file (YAML)"),
+    (
+        ["run", "job.yaml", "--steps", "5"],
+        "words for the script go after --: holdfast run job.yaml -- --steps 5; see `holdfast run --help`",
+    ),
+    (["run", "--steps=5", "job.yaml"], "words for the script go after --: holdfast run JOB.yaml -- --steps=5 job.yaml"),
     (["submit", "job.yaml", "--cluster", "pbs"], "cluster: got 'pbs', expected one of slurm, local"),
     (["submit", "job.yaml", "--cluster", "local", "-p", "train"], "expected no sbatch options there"),
     (["submit", "job.yaml", "--nodes", "0"], "command line: nodes: got 0, expected a whole number, from 1 to 65536"),
@@ -284,6 +321,11 @@ BAD_COMMANDS = [
     (["ckpt", "rebuild", "x", "--into", "http://x"], "http://x: got a URL of kind http://, expected a path"),
     (["submit", "job.yaml", "--nodes=2", "--gpus=16"], "--gpus: not an option to pass on; set `gpus_per_node: 8`"),
     (["submit", "job.yaml", "--nodes=2", "-G16"], "or submit with --gpus-per-node 8"),
+    (["submit", "job.yaml", "--gres=gpu::8"], "slurm.gres: got 'gpu::8', expected gpu:8"),
+    (
+        ["submit", "job.yaml", "--tres-per-task=gres/gpu:8"],
+        "sbatch option --tres-per-task: got 'gres/gpu:8': it requests",
+    ),
     (["submit", "job.yaml", "--gpus-per-node", "65"], "command line: gpus_per_node: got 65, expected a whole number"),
     (["submit", "job.yaml", "--array=0-3"], "--array: not an option to pass on; submit one job per configuration"),
     (["submit", "job.yaml", "--parsable"], "--parsable: not an option to pass on; Holdfast reads the job's id"),
@@ -378,7 +420,9 @@ def test_a_job_that_may_be_in_the_queue_is_said_to_be_so(
     [
         ("Invalid generic resource (gres) specification", "(gpus_per_node: "),
         ("invalid partition specified: x; Invalid partition name specified", "(`sinfo -s` lists them)"),
-        ("Could not establish a configuration source", "SLURM_CONF)"),
+        ("Could not establish a configuration source", "no Slurm cluster answers here; `holdfast run` runs the job"),
+        ("resolve_ctls_from_dns_srv: res_nsearch error: Unknown host", "no Slurm cluster answers here"),
+        ("unrecognized option --steps", "(words for the script go after --: holdfast submit JOB.yaml -- --steps 10)"),
     ],
 )
 def test_what_sbatch_refuses_has_a_next_step(

@@ -21,6 +21,7 @@ from launcher.runner.config import RunnerConfig
 from launcher.scheduler import booster
 from launcher.scheduler import slurm as slurm_cluster
 from launcher.scheduler.boosters import SlurmBoosters
+from launcher.scheduler.cluster import SeenAllocation
 from slurm import CommandError, JobEnvironment, Slurm
 from slurm.command import Result
 
@@ -94,36 +95,68 @@ def test_its_script_has_the_jobs_nodes_and_its_own_queue_and_tells_nobody_by_mai
 def test_it_is_submitted_outside_of_our_own_step_with_the_runs_environment(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", "SLURM_CONF", "MY_OWN"):
+    ours = ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", "SLURM_CONF", "MY_OWN")
+    defaults = ("SBATCH_TIMELIMIT", "SBATCH_QOS", "SBATCH_REQUEUE", "SBATCH_GPUS_PER_NODE", "SBATCH_MEM_PER_CPU")
+    for name in (*ours, *defaults, "SBATCH_ACCOUNT"):
         monkeypatch.setenv(name, "ours")
     commands = Commands()
     assert boosters(spec, commands).ask(2, ["n1", "n2", "n3"], {"HOLDFAST_RUN_ID": "slurm-big-7"}) == "8"
     assert commands.asked == [("sbatch", "--parsable")] and commands.script == SCRIPT
     assert commands.env["HOLDFAST_RUN_ID"] == "slurm-big-7" and commands.env["MY_OWN"] == "ours"
     assert commands.env["SLURM_CONF"] == "ours"
-    assert not {"SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR"} & commands.env.keys()
+    assert not {"SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "HOLDFAST_MEMORY_DIR", *defaults} & commands.env.keys()
+    assert commands.env["SBATCH_ACCOUNT"] == "ours"
 
 
 def test_how_they_stand_is_one_question_and_those_that_nobody_knows_are_ended(spec: JobSpec) -> None:
-    rows = ["8|PENDING|N/A|Resources|", "9|RUNNING|N/A|None|", "10|PREEMPTED|2026-11-23T04:26:33|None|",
-            "11|COMPLETING|N/A|None|", "12|RUNNING|N/A|None|", "13|SIGNALING|N/A|None|", "14|CANCELLED|N/A|None|",
-            "15|PENDING|N/A|Priority|", "17|PENDING|N/A|None|", "16|RUNNING|2026-11-23T04:26:33|None|"]  # fmt: skip
+    rows = ["8|PENDING|N/A|1:00:00||Resources|", "9|RUNNING|N/A|59:00|n[1-2]|None|",
+            "10|PREEMPTED|2026-11-23T04:26:33|59:00|n1|None|", "11|COMPLETING|N/A|59:00||None|",
+            "12|RUNNING|N/A|UNLIMITED|n1|None|", "13|SIGNALING|N/A|59:00|n1|None|", "14|CANCELLED|N/A|59:00||None|",
+            "15|PENDING|N/A|1:00:00||Priority|", "17|PENDING|N/A|1:00||None|",
+            "16|RUNNING|2026-11-23T04:26:33|59:00|n1|None|", "18|RUNNING|N/A|1:30|n1|None|",
+            "19|FAILED|N/A|59:59|n7|NonZeroExitCode|", "20|COMPLETING|N/A|59:59|n7|NonZeroExitCode|"]  # fmt: skip
     commands = Commands(*rows)
-    known = {"7", "8", "9", "10", "11", "13", "16", "17"}
+    known = {"7", "8", "9", "10", "11", "13", "16", "17", "18", "19", "20"}
     seen = boosters(spec, commands).seen(known)
     queued, running, ended = AllocationState.QUEUED, AllocationState.RUNNING, AllocationState.ENDED
-    assert seen == {
+    expected: dict[str, tuple[Any, ...]] = {
         "7": (ended, "Slurm has forgotten it"),
         "8": (queued, "Resources"),
-        "9": (running, "running"),
-        "10": (ended, "preempted"),
+        "9": (running, "running", ("n1", "n2"), False),
+        "10": (ended, "preempted", ("n1",), False),
         "11": (ended, "completing"),
-        "13": (running, "running"),
-        "16": (AllocationState.PREEMPTED, "running"),
+        "13": (running, "running", ("n1",), False),
+        "16": (AllocationState.PREEMPTED, "preempted", ("n1",), False),
         "17": (queued, ""),
+        "18": (running, "its time limit is near", ("n1",), False),
+        "19": (ended, "NonZeroExitCode", ("n7",), True),
+        "20": (ended, "NonZeroExitCode", ("n7",), True),
     }
+    assert seen == {number: SeenAllocation(*each) for number, each in expected.items()}
     (listed, *ended_) = commands.asked
     assert "--name=gpt-booster-of-7" in listed and ended_ == [("scancel", "12"), ("scancel", "15")]
+
+
+def test_one_that_failed_has_the_last_line_of_its_log_as_its_reason(spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "booster-8.log").write_text("slurm_script: line 18: python3: Permission denied\n\n")
+    rows = Commands("8|FAILED|N/A|59:59|n7|NonZeroExitCode|")
+    seen = SlurmBoosters(spec, tmp_path, 7, Slurm(run=rows)).seen({"8"})["8"]
+    assert seen.reason.endswith("log/booster-8.log ends with: slurm_script: line 18: python3: Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("8|RUNNING|2026-11-23T04:26:33|59:00|n1|None|", "preempted"),
+        ("8|COMPLETING|N/A|59:00|n1|None|", "cancelled"),
+        ("8|RUNNING|N/A|1:59|n1|None|", "its time limit is near"),
+        ("8|COMPLETING|N/A|0:00|n1|TimeLimit|", "its time limit is near"),
+        ("8|RUNNING|N/A|UNLIMITED|n1|None|", "ended by a signal"),
+    ],
+)
+def test_a_sigterm_is_a_preemption_only_if_slurm_says_so(spec: JobSpec, row: str, why: str) -> None:
+    assert boosters(spec, Commands(row)).why_terminated("8") == why
 
 
 class Base:

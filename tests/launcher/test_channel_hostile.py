@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from launcher.connections import channel
 from launcher.connections.channel import Channel, ChannelError, Message, connect, serve
-from launcher.connections.handshake_limit import Handshakes
+from launcher.connections.handshake_limit import Handshakes, host_of
 from launcher.connections.listener import ACCEPTS_A_TURN
 
 SECRET = b"s" * 32
@@ -215,17 +215,57 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_server_whose_guests_come_from_many_hosts_has_no_room_for_one_more() -> None:
-    """They may all be runners: none is dropped, the next waits in the kernel."""
-    handshakes = Handshakes(8)
-    numbers = [handshakes.add(f"host{index}", lambda: pytest.fail("dropped")) for index in range(8)]
+def test_where_hosts_are_many_each_connection_has_the_time_for_a_handshake_and_no_more() -> None:
+    """They may all be runners: none is dropped at once, the next waits in the kernel. Silent ones keep nobody out."""
+    now_s, dropped = 0.0, []
+    handshakes = Handshakes(8, lambda: now_s)
+    for index in range(8):
+        handshakes.add(f"10.9.0.{index}", lambda index=index: dropped.append(index))
     assert handshakes.is_full
-    handshakes.remove("host0", numbers[0])
+    now_s = 1.0
     assert not handshakes.is_full
+    handshakes.add("10.9.1.1", lambda: dropped.append("new"))
+    assert dropped == [0] and len(handshakes) == 8
+    assert not handshakes.is_full  # the others are as old
+    now_s, rest = 1.5, Handshakes(8, lambda: now_s)
+    numbers = [rest.add(f"10.9.0.{index}", lambda: pytest.fail("dropped")) for index in range(8)]
+    assert rest.is_full
+    rest.remove(numbers[0])
+    assert not rest.is_full
     crowded = Handshakes(8)
     for _ in range(20):
-        crowded.add("crowd", lambda: None)
+        crowded.add("10.9.0.1", lambda: None)
     assert not crowded.is_full and len(crowded) == 8
+
+
+def test_all_addresses_of_this_machine_count_as_one_host() -> None:
+    """Any user may connect from each address of 127.0.0.0/8, or from the machine's own address on a network."""
+    own = {host_of(address) for address in ("127.0.0.1", "127.44.3.2", "::1", "::ffff:127.0.0.9")}
+    assert len(own) == 1
+    # A machine without a network has no other address.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        assert {host_of(probe.getsockname()[0])} == own
+    assert host_of("192.0.2.7") == "192.0.2.7"
+    assert host_of("2001:db8::1") == host_of("2001:db8::ffff") != host_of("2001:db8:0:1::1")
+
+
+def test_a_flood_from_many_loopback_addresses_keeps_no_runner_out(loop: asyncio.AbstractEventLoop) -> None:
+    """Three silent connections from each of 300 addresses, as one user of the supervisor's node can open them."""
+
+    async def scenario() -> None:
+        door = Door()
+        await door.open()
+        with contextlib.ExitStack() as stack:
+            for index in range(900):
+                source = (f"127.1.{index // 3 // 250}.{index // 3 % 250 + 1}", 0)
+                stack.enter_context(socket.create_connection(("127.0.0.1", door.port), source_address=source))
+            for _ in range(3):
+                assert await door.serves()
+        assert door.crashes == []
+        door.close()
+
+    loop.run_until_complete(asyncio.wait_for(scenario(), channel.HANDSHAKE_TIMEOUT_S - 1))
 
 
 def test_refused_strangers_do_not_fill_the_log(
@@ -266,13 +306,13 @@ def test_a_deeply_nested_message_is_no_json_that_we_read(loop: asyncio.AbstractE
 def test_half_open_drops_the_oldest_of_the_host_that_has_most() -> None:
     dropped: list[str] = []
     handshakes = Handshakes(3)
-    handshakes.add("runner", lambda: dropped.append("runner"))
-    numbers = [handshakes.add("crowd", lambda each=each: dropped.append(f"crowd {each}")) for each in range(4)]
+    handshakes.add("192.0.2.1", lambda: dropped.append("runner"))
+    numbers = [handshakes.add("192.0.2.2", lambda each=each: dropped.append(f"crowd {each}")) for each in range(4)]
     assert dropped == ["crowd 0", "crowd 1"] and len(handshakes) == 3
-    handshakes.remove("crowd", numbers[0])  # dropped before: nothing happens
-    handshakes.remove("crowd", numbers[2])
+    handshakes.remove(numbers[0])  # dropped before: nothing happens
+    handshakes.remove(numbers[2])
     assert len(handshakes) == 2
-    handshakes.add("other", lambda: dropped.append("other"))
+    handshakes.add("192.0.2.3", lambda: dropped.append("other"))
     assert dropped == ["crowd 0", "crowd 1"] and len(handshakes) == 3
 
 

@@ -268,9 +268,143 @@ def test_status_lists_jobs_of_sbatch_scripts_too(job: KnownJob, capsys: pytest.C
     job.folder.with_name("notes").mkdir()
     facts = json.loads(said(capsys, "status", "--json"))
     assert [(fact["job_id"], fact["cluster"], fact["state"]) for fact in facts] == [
-        ("8", "slurm", "done"),
         ("7", "local", "recovering"),
+        ("8", "slurm", "done"),
     ]
+
+
+def noted(home: Path, job_id: str, submitted_s: float, state: str = "done") -> KnownJob:
+    folder = home / "runs" / job_id
+    folder.mkdir(parents=True)
+    write_events(folder, [*EVENTS, *([END | {"outcome": state}] if state != "recovering" else [])])
+    known = KnownJob(
+        job_id=job_id, name="gpt", cluster="local", folder=folder, nodes=2, spares=1, submitted_s=submitted_s
+    )
+    remember(known)
+    return known
+
+
+def test_the_list_has_the_newest_first_with_age_and_nodes_up_to_a_limit(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = time.time()
+    for number in range(23):
+        noted(home, f"job-{number:02}", now_s - 3600 * (2 + number), "cancelled" if number == 21 else "done")
+    heading, *rows, foot = said(capsys, "status").splitlines()
+    assert heading.split() == ["job", "name", "cluster", "state", "step", "nodes", "age", "folder"]
+    assert [row.split()[0] for row in rows] == [f"job-{number:02}" for number in range(20)]
+    assert rows[0].split() == ["job-00", "gpt", "local", "done", "20", "2", "2", "h", "runs/job-00"]
+    assert foot == "the newest 20 of 23 jobs; --limit 0 lists all"
+    assert len(said(capsys, "status", "--limit", "0").splitlines()) == 24
+    assert [row.split()[0] for row in said(capsys, "status", "--limit", "1").splitlines()[1:2]] == ["job-00"]
+    assert len(json.loads(said(capsys, "status", "--json"))) == 23
+    (fact,) = json.loads(said(capsys, "status", "--json", "--state", "cancelled"))
+    assert fact["job_id"] == "job-21"
+    assert said(capsys, "status", "--state", "training") == "none of 23 jobs is training\n"
+    assert main(["status", "--state", "dead"]) == 2 and "expected one of pending" in capsys.readouterr().err
+
+
+def test_a_part_of_an_id_is_enough_if_no_other_job_has_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noted(home, "20261128-032012-9ab9", 1.0)
+    noted(home, "20261128-040000-77aa", 2.0)
+    noted(home, "1234", 3.0)
+    for part in ("20261128-032", "9ab9"):
+        assert json.loads(said(capsys, "status", part, "--json"))["job"]["job_id"] == "20261128-032012-9ab9"
+    assert main(["status", "20261128"]) == 2
+    assert "2 have it in their ids: 20261128-040000-77aa, 20261128-032012-9ab9" in capsys.readouterr().err
+    assert main(["cancel", "12"]) == 2, "another Slurm job may have this number"
+    assert "no job '12'" in capsys.readouterr().err
+
+
+def completed(words: str) -> list[str]:
+    env = {
+        **os.environ,
+        "_HOLDFAST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    command = [sys.executable, "-c", "from launcher.cli.app import app; app(prog_name='holdfast')"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.split()
+
+
+def test_tab_completes_jobs_and_values(job: KnownJob, home: Path) -> None:
+    noted(home, "20261128-032012-9ab9", 1.0)
+    for verb in ("status", "logs", "wait", "scale", "stop", "cancel"):
+        assert completed(f"holdfast {verb} ") == ["7", "20261128-032012-9ab9", "gpt"]
+    assert completed("holdfast logs 2026") == ["20261128-032012-9ab9"]
+    assert completed("holdfast logs 7 --node ") == ["node0", "node2"]
+    assert completed("holdfast logs 7 --rank ") == ["all", "0", "1", "2", "3"]
+    assert completed("holdfast logs 7 --attempt ") == ["newest", "0", "1"]
+    assert completed("holdfast status --state d") == ["done"]
+    assert completed("holdfast submit --cluster ") == ["slurm", "local"]
+    assert completed("holdfast node check --level ") == ["prolog", "quick", "deep"]
+    assert "zombies" in completed("holdfast node check --only zom")
+    assert completed("holdfast logs nosuch --node ") == [], "an error completes nothing"
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("done", 0), ("halted", 0), ("user_error", 10), ("cancelled", 13)])
+def test_wait_ends_with_the_jobs_exit_code(
+    job: KnownJob, outcome: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Timer(0.7, write_events, (job.folder, [END | {"outcome": outcome, "reason": "as it is"}]))
+    ended.start()
+    assert main(["wait", "7"]) == code
+    assert capsys.readouterr().out == f"job 7: {outcome} at step 20: as it is\n"
+    assert main(["wait", "7", "--json"]) == code
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["job_id"], facts["state"], facts["exit_code"]) == ("7", outcome, code)
+
+
+def test_wait_for_a_job_whose_supervisor_is_gone_fails(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    process = subprocess.Popen(["true"])
+    Process.of_pid(process.pid).save(job.folder)
+    process.wait()
+    assert main(["wait", "7"]) == 1
+    assert "job 7: lost at step 11: its supervisor is gone" in capsys.readouterr().out
+
+
+def test_stop_and_cancel_and_init_print_json(job: KnownJob, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(job.folder, [END])
+    for verb in ("stop", "cancel"):
+        facts = json.loads(said(capsys, verb, "7", "--json"))
+        assert facts["job_id"] == "7" and facts["message"] == "job 7 has ended already (done)"
+    facts = json.loads(said(capsys, "init", "new", "--json"))
+    assert facts["directory"] == str(home / "new") and "job.yaml" in facts["files"]
+
+
+def followed(job: KnownJob, **options: bool) -> str:
+    """What `run` prints of a job with an end."""
+    (job.folder / "result.json").write_text(
+        json.dumps({"name": "done", "step": 20, "exit_code": 0, "reason": "", "seconds": 1.0})
+    )
+    write_events(job.folder, [END])
+    out = io.StringIO()
+    assert follow(job, Console(file=out, width=200), **options) == 0
+    return out.getvalue()
+
+
+def test_run_shows_the_lines_of_rank_0_beside_the_events(job: KnownJob) -> None:
+    log = job.folder / "log" / "attempt-1" / "rank-0.log"
+    log.write_text("10%\r20%\rloss 2.5\nINFO saved step 5 to memory: 3 bytes\n\x1b[2Jtraced\nthe last word")
+    process = subprocess.Popen(["sleep", "60"])
+    Process.of_pid(process.pid).save(job.folder)
+    threading.Timer(1.0, process.kill).start()
+    threading.Thread(target=process.wait).start()
+    lines = followed(job).splitlines()
+    assert "[rank 0] loss 2.5" in lines and "[rank 0] \\x1b[2Jtraced" in lines
+    assert not any("saved step" in line for line in lines), "the status has it"
+    assert lines[-2] == "[rank 0] the last word"
+    assert any("node_lost on node1" in line for line in lines) and lines[-1].startswith("done at step 20")
+
+
+def test_run_shows_no_lines_of_rank_0_if_asked(job: KnownJob) -> None:
+    assert "rank 0" not in followed(job, shows_output=False)
+
+
+def test_run_as_json_is_an_event_a_line(job: KnownJob) -> None:
+    first, *events = map(json.loads, followed(job, as_json=True).splitlines())
+    assert (first["event"], first["job_id"], first["folder"]) == ("submitted", "7", str(job.folder))
+    assert [event["event"] for event in events] == [*(event["event"] for event in EVENTS), "job_end"]
 
 
 def test_what_goes_into_a_pipe_has_no_blanks_at_its_lines_ends(
@@ -290,6 +424,21 @@ def test_a_run_whose_saves_reached_no_tier_says_so_at_its_end(job: KnownJob) -> 
     console = Console(width=200, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
     assert follow(job, console) == 0
     assert "done at step 20 after 00:00:20, 1 fault survived, 1 save failed" in console.export_text()
+
+
+def test_control_characters_in_an_error_of_the_script_do_not_reach_the_terminal(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "ValueError: \x1b[31mred\x1b[0m \x00 nul"
+    fault = {"time": 119.0, "event": "fault", "kind": "user_error", "attempt": 1, "rank": 0, "reason": reason}
+    write_events(job.folder, [fault, {**END, "outcome": "user_error", "reason": reason}])
+    result = {"name": "user_error", "step": 20, "exit_code": 10, "reason": f"{reason}\n  line", "seconds": 1.0}
+    (job.folder / "result.json").write_text(json.dumps(result))
+    out = io.StringIO()
+    assert follow(job, Console(file=out, width=200)) == 10
+    err = capsys.readouterr().err
+    assert err.splitlines()[:2] == ["ValueError: \\x1b[31mred\\x1b[0m \\x00 nul", "  line"]
+    assert "\\x1b[31mred" in out.getvalue() and not {"\x1b", "\x00"} & {*out.getvalue(), *err}
 
 
 def test_that_a_job_is_cancelled_is_told_even_if_the_live_line_cannot_begin(
@@ -370,13 +519,39 @@ def test_an_ended_job_needs_no_cancelling(job: KnownJob, capsys: pytest.CaptureF
     assert said(capsys, "cancel", "7") == "job 7 has ended already (done)\n"
 
 
-def test_logs_are_rank_0_of_the_newest_attempt_unless_told_otherwise(
+def test_logs_are_rank_0_of_all_attempts_unless_told_otherwise(
     job: KnownJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, "logs", "7") == "attempt 1 rank 0\nlast line of rank 0\n"
+    newest = "attempt 1 rank 0\nlast line of rank 0\n"
+    assert said(capsys, "logs", "7") == f"attempt 0 rank 0\nlast line of rank 0\n--- attempt 1 ---\n{newest}"
+    assert said(capsys, "logs", "7", "--attempt", "newest") == newest
+    last = "last line of rank 0\n--- attempt 1 ---\n"
+    assert said(capsys, "logs", "7", "-n", "3") == last + newest, "over all attempts"
     assert said(capsys, "logs", "7", "--rank", "2", "-n", "1") == "last line of rank 2\n"
     assert said(capsys, "logs", "7", "--attempt", "0", "--rank", "3").startswith("attempt 0 rank 3\n")
     assert said(capsys, "logs", "7", "--supervisor") == "supervisor says\n"
+
+
+def test_logs_of_all_ranks_name_each(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "logs", "7", "--rank", "all", "-n", "1").splitlines()
+    assert lines == [f"[rank {rank}] last line of rank {rank}" for rank in range(4)]
+    lines = said(capsys, "logs", "7", "--rank", "all").splitlines()
+    assert lines[:2] == ["[rank 0] attempt 0 rank 0", "[rank 0] last line of rank 0"]
+    assert lines[8:10] == ["--- attempt 1 ---", "[rank 0] attempt 1 rank 0"] and len(lines) == 17
+
+
+def test_logs_as_json_are_an_object_a_line(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = [json.loads(line) for line in said(capsys, "logs", "7", "--node", "node2", "--json", "-n1").splitlines()]
+    assert facts[0] == {"source": "rank", "attempt": 1, "rank": 2, "node": None, "line": "last line of rank 2"}
+    assert facts[-1] == {"source": "runner", "attempt": None, "rank": None, "node": "node2", "line": "runner of node2"}
+
+
+def test_logs_of_a_node_in_an_earlier_attempt_are_found_by_the_attempts_nodes(
+    job: KnownJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(capsys, "logs", "7", "--node", "node0").splitlines()
+    assert lines[0] == "[rank 0] attempt 0 rank 0" and "[rank 1] attempt 1 rank 1" in lines
+    assert not any("rank 2" in line for line in lines)
 
 
 def test_logs_of_a_node_are_those_of_its_workers_and_its_runner(
@@ -397,7 +572,10 @@ def test_logs_of_a_node_are_those_of_its_workers_and_its_runner(
     ("arguments", "message"),
     [
         (["--rank", "9"], "rank: got 9, expected one with a log in"),
-        (["--node", "node1"], "node: got node1, expected one of attempt 1: node0, node2"),
+        (["--node", "node1", "--attempt", "1"], "node: got node1, expected one of attempt 1: node0, node2"),
+        (["--node", "nodeX"], "node: got nodeX, expected one of attempt 1: node0, node2"),
+        (["--attempt", "first"], "--attempt: got 'first', expected a number or newest"),
+        (["--rank", "every"], "--rank: got 'every', expected a number or all"),
         (["--node", "node2", "--rank", "0"], "rank: got 0, expected one of node node2: 2 to 3"),
         (["--attempt", "5"], "attempt: got 5, expected one of 0, 1"),
         (["-n", "-1"], "--lines: got -1, expected 0 or more"),
@@ -418,7 +596,7 @@ def test_following_logs_goes_over_to_the_next_attempt_and_ends_with_the_job(job:
     def now() -> JobStatus:
         return JobStatus(state="done" if ended.is_set() else "training")
 
-    arguments = (job.folder, Selection(rank=0), 1, lines.append, now, notes.append)
+    arguments = (job.folder, Selection(rank=0), 1, lambda _, line: lines.append(line), now, notes.append)
     follower = threading.Thread(target=follow_logs, args=arguments)
     follower.start()
     wait_until(lambda: lines == ["last line of rank 0"])
@@ -443,7 +621,7 @@ def test_following_a_job_that_has_written_nothing_tells_once_what_it_does(home: 
     ]
     notes: list[str] = []
     with pytest.raises(UsageError, match="no attempt has begun"):
-        follow_logs(home, Selection(), None, print, lambda: stands.pop(0), notes.append)
+        follow_logs(home, Selection(), None, lambda _, line: print(line), lambda: stands.pop(0), notes.append)
     assert [note.partition("the job is ")[2] for note in notes] == [
         "pending, waits in the queue: Priority",
         "starting",
@@ -453,7 +631,7 @@ def test_following_a_job_that_has_written_nothing_tells_once_what_it_does(home: 
 
 def test_logs_that_nobody_has_written_yet_are_said_to_be_so(job: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
     (job.folder / "log" / "attempt-2").mkdir()
-    assert main(["logs", "7"]) == 2
+    assert main(["logs", "7", "--attempt", "2"]) == 2
     assert "no worker has written anything; `holdfast status" in capsys.readouterr().err
     (job.folder / "log" / "supervisor.log").unlink()
     assert main(["logs", "7", "--supervisor"]) == 2

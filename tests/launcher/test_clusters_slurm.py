@@ -309,7 +309,9 @@ def test_steps_run_in_the_jobs_container(tmp_path: Path, monkeypatch: pytest.Mon
     job = cluster(spec, Scontrol(MPI_TYPES))
     asyncio.run(job.start_runners(["n1", "n2", "n3"], {}))
     asyncio.run(job.start_agents(["n1", "n3"], {}, Path("/job/log/agents.log"), allocations={}))
-    common = "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --wait=0 --quiet"
+    common = (
+        "--no-kill --kill-on-bad-exit=0 --overlap --export=ALL --cpu-bind=none --distribution=cyclic --wait=0 --quiet"
+    )
     container = "--container-image=/images/torch.sqsh --container-writable --container-mounts=/job:/job"
     python = " ".join(PYTHON)
     unmoved = """sh -c trap "" USR1 USR2; :; exec "$@" sh"""

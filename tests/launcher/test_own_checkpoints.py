@@ -6,7 +6,20 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from launcher.supervisor.own_checkpoints import Newest, OwnCheckpoints
+
+
+def test_a_relative_pattern_counts_from_the_directory_in_which_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run [1]"
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "1.pt").touch()
+    monkeypatch.chdir(folder)
+    found = asyncio.run(OwnCheckpoints("out/*.pt").look())
+    assert found is not None and found.file == str(folder / "out" / "1.pt")
 
 
 def test_the_newest_file_is_found_once_for_each_change(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from talkers import Talkers, supervised
 from launcher.connections.channel import Channel, Message
 from launcher.history import events as events_module
 from launcher.history.events import EventLog, read_events
+from launcher.history.stored import StatusReader
 from launcher.leadership.lease import Superseded
 from launcher.supervisor.recorder import Recorder
 
@@ -70,7 +71,7 @@ def test_nothing_is_written_once_another_supervisor_rules(tmp_path: Path) -> Non
 
     async def scene() -> None:
         nonlocal rules
-        recorder = Recorder(log, check, lambda: told.append(True))
+        recorder = Recorder(log, check, lambda: told.append(True), StatusReader(tmp_path))
         recorder.start()
         recorder.add("job_start")
         await recorder.settled()

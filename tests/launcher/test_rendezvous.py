@@ -20,7 +20,14 @@ from launcher.runner.rendezvous import JobRendezvous
 
 
 def task(**changes: Any) -> dict[str, Any]:
-    facts = {"master_addr": "127.0.0.1", "master_port": free_port(), "node_rank": 0, "nodes": 1, "run_id": "r"}
+    facts = {
+        "master_addr": "127.0.0.1",
+        "master_port": free_port(),
+        "node_rank": 0,
+        "nodes": 1,
+        "run_id": "r",
+        "attempt": 0,
+    }
     return facts | {"rendezvous_timeout_s": 20, "hosts": []} | changes
 
 

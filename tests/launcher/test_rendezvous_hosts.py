@@ -82,7 +82,7 @@ def test_a_neighbour_on_another_host_neither_lists_nor_writes_the_store(
 ) -> None:
     """The second case shows that the first has teeth: the neighbour's host is let in."""
     port = free_port()
-    task: dict[str, Any] = {"master_addr": "10.199.0.1", "master_port": port, "nodes": 2, "run_id": "r"}
+    task: dict[str, Any] = {"master_addr": "10.199.0.1", "master_port": port, "nodes": 2, "run_id": "r", "attempt": 0}
     task |= {"rendezvous_timeout_s": 60, "hosts": [["10.199.0.1", f"10.199.0.{allowed}"]]}
     with start(hosts[0], SERVE, json.dumps(task | {"node_rank": 0})) as serving:
         try:

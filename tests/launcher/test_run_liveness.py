@@ -15,6 +15,8 @@ from launcher.run_id import local_run_id
 from launcher.supervisor_process import Process
 from slurm import Slurm
 
+RECORDED = Path(__file__).parents[1] / "slurm" / "recorded" / "job_running.txt"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -48,6 +50,35 @@ def test_a_run_whose_processes_are_gone_has_ended(folder: Path, dead: Process) -
 def test_a_run_whose_supervisor_lives_has_not_ended(folder: Path) -> None:
     Process.of_pid(os.getpid()).save(folder)
     assert not has_ended(folder)
+
+
+def test_only_a_run_that_is_seen_to_go_on_is_running(
+    folder: Path, dead: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    run_id = local_run_id(folder)
+    assert run_liveness.running(run_id) == ""
+    Process.of_pid(os.getpid()).save(folder)
+    assert run_liveness.running(run_id) == f"its supervisor is process {os.getpid()} here"
+    dead.save(folder)
+    assert run_liveness.running(run_id) == run_liveness.running("program-x") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "words"),
+    [("c", "RUNNING", "job 7 is RUNNING"), ("c", "COMPLETED", ""), ("c", "PENDING", ""), ("other", "RUNNING", "")],
+)
+def test_a_run_of_this_cluster_is_running_if_slurm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str, words: str
+) -> None:
+    record = RECORDED.read_text().replace("JobState=RUNNING", f"JobState={state}").strip()
+    (tmp_path / "record").write_text(record)
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\n[ $2 = config ] && echo 'ClusterName = {name}' || cat {tmp_path}/record\n"
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert run_liveness.running("slurm-c-7") == words
 
 
 def test_a_run_of_which_a_process_is_left_has_not_ended(folder: Path, dead: Process) -> None:

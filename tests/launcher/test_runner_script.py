@@ -12,6 +12,7 @@ import pytest
 
 from launcher.runner.script import script_traceback
 
+ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import multiprocessing, os, signal, sys
 from launcher.runner.last_words import LastWords
@@ -37,10 +38,17 @@ def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]
     """Runs a script as rank 0; its last words are the stdout."""
     path = folder / "script.py"
     path.write_text(script)
-    task = {"script": str(path), "args": ["x"], "log_dir": str(folder), "attempt": 2, "max_restarts": 5}
+    return rank_of(folder, script=str(path))
+
+
+def rank_of(folder: Path, **program: object) -> subprocess.CompletedProcess[str]:
+    """Runs a script, a module or a command as rank 0, in this folder."""
+    task = {"script": None, "module": None, "command": [], "args": ["x"], "log_dir": str(folder), "attempt": 2}
+    task |= {"max_restarts": 5, "run_id": "run-1", **program}
     argv = [sys.executable, "-c", RUN.format(task=task)]
     env = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
-    return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True)
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True, cwd=folder)
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(main())", "raise SystemExit(3)"])
@@ -68,11 +76,30 @@ print("done")
         ("sys.stderr.write('line\\n' * 9999); print('x'); sys.exit(3)", 3, "\n".join(["line"] * 8)),
         ("sys.stderr.write('\\r 1%\\r 2%\\n\\n'); sys.exit(3)", 3, " 2%"),
         ("print('out'); sys.exit(3)", 3, "None"),
+        ("sys.exit(2**40 + 3)", 3, "None"),  # as the kernel cuts it off
+        ("sys.exit(-1)", 255, "None"),
     ],
 )
 def test_the_end_of_stderr_survives_a_script(tmp_path: Path, end: str, code: int, words: str) -> None:
     done = rank_that_ran(tmp_path, f"import os, sys\n{end}")
     assert (done.returncode, done.stdout) == (code, words)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("sys.stdout.close(); sys.stderr.close()", "None"),
+        ("sys.stdout = sys.stderr = None", "None"),
+        ("sys.stdout = open('/dev/full', 'w'); sys.stdout.write('x')", "None"),
+        ("class Tee:\n    def flush(self): raise ValueError('closed')\nsys.stdout = Tee()", "None"),
+    ],
+)
+def test_a_script_whose_stdout_cannot_be_flushed_has_ended_well(tmp_path: Path, end: str, words: str) -> None:
+    """A logger that replaces stdout may close it at the end of the training."""
+    done = rank_that_ran(tmp_path, f"import sys\nprint('trained', flush=True)\n{end}\n")
+    assert (done.returncode, done.stdout) == (0, words)
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert lines[0] == "trained" and bool(lines[1:]) == ("Tee" in end or "full" in end)
 
 
 def test_a_script_that_is_interrupted_has_not_ended_well(tmp_path: Path) -> None:
@@ -93,10 +120,10 @@ def test_a_script_finds_no_handlers_of_torch_elastics_and_the_number_of_restarts
 import os, signal
 for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"):
     print(name, signal.getsignal(getattr(signal, name)) in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler))
-print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"])
+print(*(os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS", "RUN_ID")))
 """
     named = [f"{name} True" for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")]
-    assert run_as_rank(tmp_path, script) == (0, [*named, "2 5"])
+    assert run_as_rank(tmp_path, script) == (0, [*named, "2 5 run-1"])
 
 
 def test_threads_of_a_script_end_before_it_does(tmp_path: Path) -> None:
@@ -133,6 +160,52 @@ if __name__ == "__main__":
     assert run_as_rank(tmp_path, script) == (0, [words, "[42]"])
 
 
+def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("answer = 42")
+    (package / "train.py").write_text(
+        "import os, sys\nfrom .other import answer\n"
+        "print(__name__, __package__, __spec__.name, answer, sys.argv[1:], sys.path[0] == os.getcwd())\n"
+        "print(sys.argv[0])\nraise ValueError('boom')\n"
+    )
+    done = rank_of(tmp_path, module="pkg.train")
+    assert done.returncode == 1
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert lines[:2] == ["__main__ pkg pkg.train 42 ['x'] True", str(package / "train.py")]
+    assert lines[2:4] == ["Traceback (most recent call last):", f'  File "{package}/train.py", line 5, in <module>']
+
+
+def test_a_package_runs_its_main_and_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").write_text("print('main of', __package__)")
+    assert rank_of(tmp_path, module="pkg").returncode == 0
+    assert (tmp_path / "rank-0.log").read_text() == "main of pkg\n"
+    gone = rank_of(tmp_path, module="pkg.gone")
+    assert gone.returncode == 1 and gone.stdout.endswith("No module named pkg.gone")
+
+
+def test_a_command_takes_the_place_of_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text('echo "$RANK $TORCHELASTIC_RUN_ID $*"; echo bad >&2; exit 7\n')
+    assert rank_of(tmp_path, command=["sh", "run.sh", "a b"]).returncode == 7
+    assert (tmp_path / "rank-0.log").read_text().splitlines() == ["0 run-1 a b x", "bad"]
+
+
+def test_signals_of_slurm_do_not_end_a_command_before_its_ranks_have_stopped(tmp_path: Path) -> None:
+    script = "import signal\nprint([signal.getsignal(n).name for n in (signal.SIGTERM, signal.SIGUSR1)])"
+    assert rank_of(tmp_path, command=[sys.executable, "-c", script]).returncode == 0
+    shown = (tmp_path / "rank-0.log").read_text()
+    assert shown.startswith("['SIG_IGN'")
+
+
+@pytest.mark.parametrize(("name", "code", "words"), [("no-such", 127, "No such file"), ("./plain", 126, "Permission")])
+def test_a_command_that_cannot_be_started_is_named(tmp_path: Path, name: str, code: int, words: str) -> None:
+    (tmp_path / "plain").touch()
+    done = rank_of(tmp_path, command=[name])
+    assert done.returncode == code and done.stdout.startswith(f"{name}: {words}")
+
+
 TALKER = """
 import sys
 from pathlib import Path
@@ -164,6 +237,20 @@ def test_frames_that_lead_to_the_script_are_left_out() -> None:
     assert shown == (
         'Traceback (most recent call last):\n  File "/job/train.py", line 3, in <module>\n    boom()\nValueError: 1\n'
     )
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        '  File "<frozen runpy>", line 198, in _run_module_as_main\n  File "<frozen runpy>", line 88, in _run_code\n',
+        '  File "/lib/runpy.py", line 196, in _run_module_as_main\n    return _run_code(code)\n',
+    ],
+)
+def test_frames_that_lead_to_a_module_are_left_out(frames: str) -> None:
+    ours = '  File "/lib/launcher/runner/script.py", line 36, in run_script\n    _run_module_as_main(module)\n'
+    theirs = '  File "/job/pkg/train.py", line 3, in <module>\n    boom()\nValueError: 1\n'
+    head = "Traceback (most recent call last):\n"
+    assert script_traceback(f"{head}{ours}{frames}{theirs}", None) == f"{head}{theirs}"
 
 
 def test_traceback_without_the_script_stays_whole() -> None:

@@ -97,3 +97,24 @@ def test_the_end_of_the_job_takes_the_wish_away(tmp_path: Path) -> None:
     ScaleRequest.remove(tmp_path)
     ScaleRequest.remove(tmp_path)
     assert ScaleRequest.read(tmp_path) is None
+
+
+def test_auto_leaves_the_size_to_the_job_file_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_job(home, elastic=ELASTIC)
+    assert main(["scale", "1", "auto", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"job_id": "1", "nodes": None}
+    request = ScaleRequest.read(folder)
+    assert request is not None and request.nodes is None
+
+
+@pytest.mark.parametrize("asked", ["0", "2.5", "x", "-1", "", "99999999999999999999", "²"])
+def test_what_is_no_size_is_a_usage_error(home: Path, capsys: pytest.CaptureFixture[str], asked: str) -> None:
+    make_job(home, elastic=ELASTIC)
+    assert main(["scale", "1", "--", asked]) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_one_node_is_one_node(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_job(home, elastic={"min_nodes": 1, "max_nodes": 2})
+    assert main(["scale", "1", "1"]) == 0
+    assert "trains on 1 node " in capsys.readouterr().out

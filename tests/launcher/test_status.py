@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from launcher.core.boosters import REFUSED
 from launcher.history.fields import EVENTS
 from launcher.history.status import JobStatus, StatusFold, status_of
 from launcher.history.view import describe, duration, render
 
 
-def event(time: float, name: str, **fields: Any) -> dict[str, Any]:
-    return {"time": time, "event": name, "attempt": None, "node": None, "step": None, "seconds": None} | fields
+def event(time_s: float, name: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time_s, "event": name, "attempt": None, "node": None, "step": None, "seconds": None} | fields
 
 
 STARTED = [
@@ -246,10 +248,46 @@ def test_status_says_why_a_job_has_its_size() -> None:
     assert size is not None and size.startswith("4 nodes train; booster 41 (2 nodes) trains; booster 42")
     leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="41", reason="preempted")]
     assert "booster 41 (2 nodes) leaves: preempted" in (status_of(leaving, now_s=41).size or "")
-    gone = [*leaving, event(50, "booster_end", allocation="41", reason="PREEMPTED")]
-    assert "booster 41 has ended (preempted), another is requested later" in (status_of(gone, now_s=51).size or "")
+    gone = [*leaving, event(50, "booster_end", allocation="41", reason="PREEMPTED", again=350.0)]
+    at = time.strftime("%H:%M:%S", time.localtime(350.0))
+    ended = f"booster 41 has ended (preempted); the next is requested at {at}"
+    assert ended in (status_of(gone, now_s=51).size or "")
+    asked = [*leaving, event(45, "booster_asked", allocation="43", nodes=2), gone[-1]]
+    assert "has ended" not in (status_of(asked, now_s=51).size or ""), "another was submitted already"
     scaled = [*gone, event(60, "scale_requested", nodes=2)]
     assert "2 requested by a user" in (status_of(scaled, now_s=61).size or "")
+    left = [*scaled, event(70, "scale_requested")]
+    assert "requested by" not in (status_of(left, now_s=71).size or "")
+
+
+def test_a_booster_that_is_refused_is_in_the_size_until_one_is_submitted() -> None:
+    refused = [*TRAINED, event(19, "problem", what=REFUSED, detail="Job violates accounting/QOS policy", again=319.0)]
+    size = status_of(refused, now_s=20).size or ""
+    assert "a booster was refused: Job violates accounting/QOS policy; the next is requested at " in size
+    asked = event(30, "booster_asked", allocation="41", nodes=2)
+    assert "refused" not in (status_of([*refused, asked], now_s=31).size or "")
+
+
+def test_sizes_are_fields_in_json() -> None:
+    elastic = status_of(RESIZED, now_s=36).to_mapping()["elastic"]
+    assert json.loads(json.dumps(elastic)) == {
+        "nodes": 4,
+        "requested": None,
+        "boosters": [
+            {"id": "41", "size": 2, "state": "training", "reason": "", "nodes": ["x1", "x2"], "since": 21},
+            {"id": "42", "size": 2, "state": "queued", "reason": "Priority", "nodes": [], "since": 19},
+        ],
+        "ended": None,
+        "refused": "",
+        "again": None,
+    }
+    assert status_of(TRAINED, now_s=20).to_mapping()["elastic"] is None
+
+
+def test_a_fault_of_a_booster_does_not_interrupt_the_job() -> None:
+    told = event(20, "fault", kind="booster_start", node="n7", reason="booster 41 did not start on n7")
+    status = status_of([*TRAINED, told], now_s=21)
+    assert (status.state, status.faults, status.lost_s) == ("training", 1, {"start": 10.0})
 
 
 def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
@@ -268,7 +306,7 @@ def test_a_node_that_was_lost_with_its_booster_is_neither_out_nor_a_spare() -> N
     assert describe(back) == "x1 may be used again: it was lost as booster 41 ended"
     left = event(45, "attempt_start", attempt=2, nodes=["n1", "n2"], spares=[], rung="shrink")
     smaller = status_of([*RESIZED, lost, left], now_s=46).size
-    assert smaller is not None and "booster 41 (2 nodes) has lost x1" in smaller
+    assert smaller is not None and "booster 41 (2 nodes) has lost nodes: x1" in smaller
     status = status_of([*RESIZED, lost, left, back], now_s=51)
     assert (dict(status.out), status.spares) == ({}, ())
 

@@ -229,11 +229,11 @@ def test_same_last_words_twice_end_the_job_with_them(make_job: Callable[..., Job
 
 
 def test_a_script_that_resumes_from_its_own_checkpoints_outlives_more_faults_than_attempts_without_progress(
-    make_job: Callable[..., Job], tmp_path: Path
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = """
 import os, pathlib
-out = pathlib.Path(__file__).with_name("out")
+out = pathlib.Path("out")
 out.mkdir(exist_ok=True)
 step = max((int(file.stem) for file in out.glob("*.pt")), default=0)
 while step < 40:
@@ -242,6 +242,7 @@ while step < 40:
     if step % 10 == 0 and step < 40:
         os._exit(9)
 """
+    monkeypatch.chdir(tmp_path)
     job = make_job(script, nodes=1, spares=0, progress="out/*.pt", restart={"max_without_progress": 2})
     assert job.supervise().name == "done"
     assert len(job.events("fault")) == 3 and not job.events("backoff")

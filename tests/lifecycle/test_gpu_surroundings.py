@@ -69,6 +69,27 @@ def test_a_node_with_an_nvswitch_needs_its_fabric_manager(
     assert nvlink.fabric_manager.run(node_of(tmp_path / "other")).status is Status.SKIPPED
 
 
+@pytest.mark.parametrize("fails", ["GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN", "LIB_RM_VERSION_MISMATCH"])
+def test_links_of_a_gpu_that_nvml_cannot_read_are_critical(tmp_path: Path, fails: str) -> None:
+    _, finding = ask_nvlink(tmp_path, STATUS, fails=getattr(pynvml, f"NVML_ERROR_{fails}"))
+    assert finding.status is Status.CRITICAL and finding.advice
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("Unable to determine the device handle for GPU0000:12:00.0: Unknown Error\n" + STATUS, Status.CRITICAL),
+        ((255, "Unable to determine the device handle for GPU0000:12:00.0: Unknown Error\n"), Status.CRITICAL),
+        ((255, "NVLink is busy"), Status.UNKNOWN),
+    ],
+)
+def test_a_gpu_that_is_lost_to_the_link_status_is_critical(
+    tmp_path: Path, said: str | tuple[int, str], status: Status
+) -> None:
+    plug_gpus(tmp_path, 1)
+    assert nvlink.nvlink_state.run(node_of(tmp_path, {"nvidia-smi nvlink -s": said})).status is status
+
+
 def diagnose(root: Path, report: object) -> Finding:
     plug_gpus(root, 2)
     text = report if isinstance(report, str) else json.dumps(report)
@@ -98,6 +119,34 @@ def test_a_setting_that_dcgm_dislikes_speaks_against_no_gpu(tmp_path: Path) -> N
     assert finding.status is Status.WARNING and "Persistence mode for GPU 0" in finding.measured
 
 
+@pytest.mark.parametrize(
+    ("root_name", "warned"),
+    [
+        ("DCGM Diagnostic", {"warnings": [{"warning": "link width 8"}]}),
+        ("DCGM GPU Diagnostic", {"warnings": ["link width 8"], "gpu_ids": "0,1"}),
+    ],
+)
+def test_a_warning_of_dcgm_is_one(tmp_path: Path, root_name: str, warned: dict[str, object]) -> None:
+    (categories,) = report_of("Warn", **warned).values()
+    finding = diagnose(tmp_path, {root_name: categories})
+    assert finding.status is Status.WARNING and "link width 8" in finding.measured
+
+
+def test_text_around_dcgms_report_and_tests_without_results_are_read_past(tmp_path: Path) -> None:
+    text = json.dumps(report_of("Pass"))
+    assert diagnose(tmp_path, f"connected\n{text}\nSuccessfully ran diagnostic {{x}}\n").status is Status.OK
+    report: Any = report_of("Pass")
+    report["DCGM Diagnostic"]["test_categories"][0]["tests"].append({"name": "x", "results": None})
+    assert diagnose(tmp_path, report).status is Status.OK
+
+
+def test_a_result_of_dcgm_that_is_not_known_is_not_passed(tmp_path: Path) -> None:
+    report: Any = report_of("Pass")
+    report["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["results"].append({"status": "Error", "entity_id": 1})
+    finding = diagnose(tmp_path, report)
+    assert finding.status is Status.UNKNOWN and "'error' of memory on GPU 1" in finding.measured
+
+
 @pytest.mark.parametrize("report", ["", "host engine is not running", "{", "{}", "[]", report_of("Skip")])
 def test_a_diagnostic_that_did_not_run_is_unknown(tmp_path: Path, report: object) -> None:
     assert diagnose(tmp_path, report).status is Status.UNKNOWN
@@ -124,6 +173,10 @@ XFS_SHUT = (
 XID = "NVRM: Xid (PCI:0000:01:00): {}, pid=2096908, name=python3, GPU has something"
 
 
+NETIR = "NVRM: Xid (PCI:0018:01:00): {}, NETIR_LINK_EVT  {} XC0 i0 Link 09 (0x025525c6 0x00000000 0x00000000)"
+RECOVERY = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from {} to {}"
+
+
 @pytest.mark.parametrize(
     ("line", "status"),
     [
@@ -144,11 +197,41 @@ XID = "NVRM: Xid (PCI:0000:01:00): {}, pid=2096908, name=python3, GPU has someth
             "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
             Status.WARNING,
         ),
+        (NETIR.format(149, "Fatal  "), Status.CRITICAL),
+        *((NETIR.format(number, "Fatal"), Status.CRITICAL) for number in range(144, 151)),
+        (NETIR.format(145, "Nonfatal"), Status.WARNING),
+        (RECOVERY.format("0x0 (None)", "0x1 (GPU Reset Required)"), Status.CRITICAL),
+        (RECOVERY.format("0x0 (None)", "0x2 (Node Reboot Required)"), Status.CRITICAL),
+        (RECOVERY.format("0x1 (GPU Reset Required)", "0x0 (None)"), Status.OK),
+        ("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", Status.CRITICAL),
+        (
+            "NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\\x0a"
+            "NVRM: fallen off the bus and is not responding to commands.",
+            Status.CRITICAL,
+        ),
+        ("               NVRM: fallen off the bus and is not responding to commands.", Status.CRITICAL),
+        ("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)", Status.CRITICAL),
+        ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", Status.CRITICAL),
+        (
+            "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000055)",
+            Status.CRITICAL,
+        ),
+        (XID.format(13).replace("python3", "Reset required"), Status.OK),  # a user names a process
+        ("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.158", Status.OK),
         ("eth0: link up", Status.OK),
     ],
 )
 def test_xids_of_hardware_count_and_those_of_programs_do_not(tmp_path: Path, line: str, status: Status) -> None:
     assert kernel(tmp_path, "Linux version 6.1", line)["gpu_xid"].status is status
+
+
+def test_a_reset_takes_back_what_a_gpu_asked_for(tmp_path: Path) -> None:
+    asked = RECOVERY.format("0x0 (None)", "0x1 (GPU Reset Required)")
+    done = RECOVERY.format("0x1 (GPU Reset Required)", "0x0 (None)")
+    other = asked.replace("01:00", "02:00")
+    assert kernel(tmp_path, asked, done)["gpu_xid"].status is Status.OK
+    finding = kernel(tmp_path, asked, done, other)["gpu_xid"]
+    assert finding.measured == "Xid 154 on 0000:02:00 (GPU Reset Required)"
 
 
 def test_a_log_that_lost_its_beginning_says_so(tmp_path: Path) -> None:
@@ -260,6 +343,12 @@ def test_efa_needs_its_modules_locked_memory_and_huge_pages(tmp_path: Path) -> N
     put(tmp_path, "/proc/meminfo", "HugePages_Total:    5128\nHugePages_Free:     5000\n")
     put(tmp_path, "/proc/17/limits", "Max locked memory         unlimited            unlimited            bytes     \n")
     assert [check.run(node).status for check in checks] == [Status.OK] * 3
+
+
+def test_huge_pages_that_the_kernel_does_not_tell_are_not_none(tmp_path: Path) -> None:
+    plug_efa(tmp_path, 1, 1)
+    put(tmp_path, "/proc/meminfo", "MemTotal: 1 kB\nHugePages_Total: many\n")
+    assert efa.huge_pages.run(node_of(tmp_path)).status is Status.UNKNOWN
 
 
 def test_gpus_beside_efa_need_a_way_to_their_memory(tmp_path: Path) -> None:

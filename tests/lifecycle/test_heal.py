@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 from moto import mock_aws
 
 from launcher.history.events import EventLog
@@ -17,7 +19,7 @@ from lifecycle.heal.history import Case, HealEvent, HealHistory, only_one
 from lifecycle.heal.lemons import Incident, offenders, read_incidents
 from lifecycle.heal.policy import held_back, next_action
 from lifecycle.heal.settings import HealSettings
-from lifecycle.heal.ways import replacements
+from lifecycle.heal.ways import Way, reboots, replacements
 from slurm import Slurm, SlurmError
 from slurm.command import Result
 from slurm.hooks.drains import at_most, is_ours, reason, why
@@ -264,6 +266,53 @@ def test_an_ec2_node_may_have_its_host_name_for_an_address(group: Callable[[], l
     ways["ec2"](node(address=sick["PrivateDnsName"]), "gpu lost")
     now = {instance["InstanceId"] for instance in group()}
     assert sick["InstanceId"] not in now and well["InstanceId"] in now
+
+
+@pytest.fixture
+def hyperpods_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubber]:
+    """HyperPod's client checks each call against the API's model; its answers are given."""
+    known = {"InstanceGroups": [{"Name": "gpu", "SlurmConfig": {"NodeType": "Compute"}, "Instances": [
+        {"CustomerIpAddress": "10.1.0.7", "InstanceId": "i-0123456789abcdef0"},
+        {"CustomerIpAddress": "10.1.0.8", "InstanceId": None},
+    ]}], "ClusterConfig": {"ClusterName": "train"}}  # fmt: skip
+    file = tmp_path / "resource_config.json"
+    file.write_text(json.dumps(known))
+    monkeypatch.setattr("lifecycle.heal.ways.RESOURCE_CONFIG", file)
+    client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y")
+    monkeypatch.setattr("boto3.session.Session", lambda: SimpleNamespace(client=lambda service: client))
+    with Stubber(client) as stubber:
+        yield stubber
+
+
+@pytest.mark.parametrize("address", ["10.1.0.7", "ip-10-1-0-7"])
+@pytest.mark.parametrize("action", ["reboot", "replace"])
+def test_hyperpods_api_is_asked_for_the_nodes_instance(hyperpods_api: Stubber, action: str, address: str) -> None:
+    asked = {"ClusterName": "train", "NodeIds": ["i-0123456789abcdef0"]}
+    hyperpods_api.add_response(f"batch_{action}_cluster_nodes", {"Successful": asked["NodeIds"]}, asked)
+    hyperpod_ways(action)["hyperpod_api"](node(address=address), "gpu lost")
+    hyperpods_api.assert_no_pending_responses()
+
+
+def test_what_hyperpods_api_refuses_is_said(hyperpods_api: Stubber) -> None:
+    refused = {"NodeId": "i-0123456789abcdef0", "ErrorCode": "InvalidInstanceStatus", "Message": "it is Pending"}
+    hyperpods_api.add_response("batch_reboot_cluster_nodes", {"Failed": [refused]})
+    with pytest.raises(LifecycleError, match="reboot n1: HyperPod: InvalidInstanceStatus: it is Pending"):
+        hyperpod_ways("reboot")["hyperpod_api"](node(address="10.1.0.7"), "gpu lost")
+    hyperpods_api.add_client_error("batch_replace_cluster_nodes", "AccessDenied", "no")
+    with pytest.raises(LifecycleError, match=r"replace n1: .*AccessDenied"):
+        hyperpod_ways("replace")["hyperpod_api"](node(address="10.1.0.7"), "gpu lost")
+
+
+@pytest.mark.parametrize("address", ["10.1.0.8", "10.1.0.9"])
+def test_a_node_without_an_instance_of_hyperpods_is_left_alone(hyperpods_api: Stubber, address: str) -> None:
+    with pytest.raises(LifecycleError, match=f"the address {address}, expected one with an InstanceId"):
+        hyperpod_ways("replace")["hyperpod_api"](node(address=address), "gpu lost")
+
+
+def hyperpod_ways(action: str) -> Mapping[str, Way]:
+    if action == "reboot":
+        return reboots(Slurm())
+    return replacements(Slurm(), HealSettings(), lambda *_, **__: pytest.fail("no command is run"))
 
 
 def test_an_admins_command_is_given_the_node(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def raising(error: Exception) -> object:
     return judge
 
 
+def test_who_waits_is_told_how_many_checks_are_done() -> None:
+    told: list[str] = []
+    checks = [made("first", well), made("slow", hang, limit_s=1.2), made("alone", well, alone=True)]
+    run_checks(checks, CheckedNode(), BUDGET_S, told.append)
+    assert told[0] == "0 of 3 checks" and "1 of 3 checks" in told and told[-1] == "2 of 3 checks"
+
+
 def test_a_hung_check_is_unknown_at_its_limit_and_holds_up_nobody() -> None:
     checks = [made("first", well), made("hung", hang, limit_s=0.3), made("after", well)]
     findings = run_checks(checks, CheckedNode(), BUDGET_S)

@@ -157,6 +157,7 @@ def test_a_wrong_sum_is_critical_and_a_pair_without_result_unknown_alone() -> No
 
 
 NCCL = '{"ranks": 16, "backend": "nccl", "bus_gb_s": 330.0, "right": true, "nccl_log": "%s"}'
+OLD_LIBFABRIC = r"h:1:1 [0] NCCL INFO NET/Plugin: dlerror=libefa.so.1: version `EFA_1.4' not found\n"
 GOOD = (
     "n1:1:1 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.16.3\\n"
     "n1:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)\\n"
@@ -270,6 +271,7 @@ def test_an_all_reduce_that_is_held_up_once_is_not_taken_for_slow() -> None:
         (GOOD.replace("Libfabric", "AWS Libfabric"), Status.OK, "AWS Libfabric"),
         (GOOD.replace("found 32", "found 31"), Status.CRITICAL, "NCCL found 31 of 32 EFA interfaces"),
         (SOCKETS, Status.CRITICAL, "NCCL used Socket instead of EFA"),
+        (OLD_LIBFABRIC + SOCKETS, Status.CRITICAL, "instead of EFA: libefa.so.1: version `EFA_1.4' not found"),
         ("", Status.CRITICAL, "no network that it names"),
     ],
 )
@@ -277,6 +279,12 @@ def test_traffic_beside_efa_is_critical_where_there_is_efa(log: str, status: Sta
     node = CheckedNode(expected=expected("p5.48xlarge"))
     finding = judge_pairs({(os.uname().nodename, "n2"): read_measured(NCCL % log)}, {}, node)
     assert finding.status is status and told in finding.measured
+
+
+@pytest.mark.parametrize("speed", ["NaN", "Infinity", "-Infinity", '"fast"', "null"])
+def test_a_speed_that_is_no_number_is_no_result(speed: str) -> None:
+    with pytest.raises(CannotObserve, match="no result"):
+        read_measured((NCCL % GOOD).replace("330.0", speed))
 
 
 def test_memory_and_cores_are_timed() -> None:

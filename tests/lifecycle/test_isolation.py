@@ -88,6 +88,18 @@ def test_a_source_that_nothing_can_be_compared_with_is_refused(tmp_path: Path) -
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_the_parameters_of_another_user_beside_the_script_are_not_taken(tmp_path: Path, mode: int) -> None:
+    script = tmp_path / "on_create.sh"
+    script.write_text(ON_CREATE.read_text())
+    (tmp_path / "provisioning_parameters.json").write_text('{"controller_group": "theirs"}')
+    os.chown(tmp_path / "provisioning_parameters.json", account("nobody").pw_uid, -1)
+    tmp_path.chmod(mode)
+    env = {"PATH": os.environ["PATH"], "SAGEMAKER_RESOURCE_CONFIG_PATH": str(tmp_path / "none")}
+    done = run(("bash", str(script)), env=env, check=False)
+    assert "on_create.sh: source: got ''" in done.stderr and "parameters" not in done.stderr
+
+
 def test_every_python_that_provisioning_calls_looks_only_at_its_own_modules() -> None:
     calls = re.findall(r'(?:^|\s|\(")(?:python3|"\$home/bin/python") (\S+)', ON_CREATE.read_text())
     assert len(calls) >= 6 and set(calls) == {"-I"}

@@ -26,6 +26,7 @@ class BoosterJob:
         hosts: its nodes while it runs.
         start: the base job's start in which it was asked for.
         since_s: since when it runs.
+        has_failed: whether it has ended with an error of its own.
         is_told: whether somebody has ordered its end, or it was preempted.
         preempted_s: since when it is to make way for an urgent job.
     """
@@ -33,6 +34,7 @@ class BoosterJob:
     __slots__ = (
         "_exclude",
         "_world",
+        "has_failed",
         "hosts",
         "id",
         "is_told",
@@ -55,7 +57,7 @@ class BoosterJob:
         self.hosts: list[Host] = []
         self.since_s: float | None = None
         self.preempted_s: float | None = None
-        self.is_told = False
+        self.is_told = self.has_failed = False
 
     @property
     def seen(self) -> AllocationState:
@@ -84,8 +86,14 @@ class BoosterJob:
         world = self._world
         self.state, self.reason, self.since_s = AllocationState.RUNNING, "", world.clock.now
         self.hosts = hosts
+        if world.boosters.is_broken:
+            world.kinds.add("booster_failed")
+            self.has_failed = True
+            world.clock.after(world.delay(0.1, 1.0), self.finish, "NonZeroExitCode")
         for host in self.hosts:
             host.is_allocated, host.allocation = True, self.id
+            if self.has_failed:
+                continue
             world.clock.after(world.delay(0.1, 3.0) + world.boosters.late_s, self._start_runner, host)
         if world.trace is not None:
             world.trace.note(world.clock.now, f"booster {self.id} starts on {','.join(h.name for h in self.hosts)}")
@@ -145,16 +153,17 @@ class Boosters:
     Attributes:
         jobs: by id, the oldest first.
         is_blocked: whether none starts.
+        is_broken: whether those that start end with an error.
         late_s: how much longer their runners take to start.
     """
 
-    __slots__ = ("_make", "_world", "is_blocked", "jobs", "late_s")
+    __slots__ = ("_make", "_world", "is_blocked", "is_broken", "jobs", "late_s")
 
     def __init__(self, world: World, make: Callable[..., BoosterJob] = BoosterJob) -> None:
         self._world = world
         self._make = make
         self.jobs: dict[str, BoosterJob] = {}
-        self.is_blocked = False
+        self.is_blocked = self.is_broken = False
         self.late_s = 0.0
 
     def submit(self, size: int, exclude: tuple[str, ...]) -> str:
@@ -172,7 +181,12 @@ class Boosters:
         """The answer to a supervisor's question."""
         jobs = [self.jobs[each.allocation] for each in driver.state.boosters]
         states = {job.id: job.seen for job in jobs}
-        return AllocationsSeen(states=states, reasons={job.id: job.reason for job in jobs})
+        return AllocationsSeen(
+            states=states,
+            reasons={job.id: job.reason for job in jobs},
+            nodes={job.id: tuple(host.name for host in job.hosts) for job in jobs if job.hosts},
+            failed=frozenset(job.id for job in jobs if job.has_failed and job.state is AllocationState.ENDED),
+        )
 
     def end(self, id: str) -> None:
         """A supervisor's scancel."""

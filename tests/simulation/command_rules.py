@@ -104,12 +104,12 @@ def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Com
         yield "an attempt starts without workers"
     if is_begun and attempt.phase is AttemptPhase.KILLING and after.job.has_checkpoint and do.KillAgents not in kinds:
         yield "its agents are not killed"
-    was_sent = is_same and of is not None and of.stop_sent
-    if attempt.stop_sent and not was_sent and do.Order.STOP not in sent:
+    was_sent = of.stop_sent if is_same and of is not None else None
+    if attempt.stop_sent not in (None, was_sent) and do.Order.STOP not in sent:
         yield "the stop is not passed on"
     stop = after.requests.stop
     is_due = stop is not None and (stop != RESIZE or after.resize.is_written)
-    if is_due and attempt.phase in AT_WORK and not attempt.stop_sent:
+    if is_due and attempt.phase in AT_WORK and attempt.stop_sent != stop:
         yield f"{stop} is asked for, and ranks do not stop"
     everyone = {*attempt.nodes, *before.holders, *after.holders}
     for command in todo:

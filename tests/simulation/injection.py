@@ -353,6 +353,11 @@ def boosters_late(world: World, fault: Fault, node: Host) -> Heal:
     return _for_a_while(world.boosters, "late_s", fault.lasts_s)
 
 
+def boosters_fail(world: World, fault: Fault, node: Host) -> Heal:
+    """Their scripts end with an error at once."""
+    return _for_a_while(world.boosters, "is_broken", True)
+
+
 def sbatch_late(world: World, fault: Fault, node: Host) -> Heal:
     """A booster may run before it is known that it was submitted."""
     return _for_a_while(world.slurm, "sbatch_s", min(fault.lasts_s, 30.0))
@@ -514,6 +519,6 @@ INJECT: dict[str, Callable[..., Any]] = {
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
         supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
         boosters_wait, boosters_start, stranger_joins, scale, fabric_missed, workers_pause, agents_refused,
-        boosters_late, sbatch_late, runners_cancelled, launcher_stays,
+        boosters_late, boosters_fail, sbatch_late, runners_cancelled, launcher_stays,
     )
 }  # fmt: skip

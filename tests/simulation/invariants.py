@@ -106,8 +106,8 @@ _QUICK = frozenset((
     "worker_fails", "runner_killed", "node_crashes", "agent_dies", "link_breaks", "preflight_fails", "cancel", "halt",
     "agents_refused", "fabric_missed", "workers_hang", "workers_pause", "runner_broken", "time_warned", "scale",
     "booster_preempted", "booster_ends", "booster_killed", "boosters_start", "boosters_wait", "boosters_late",
-    "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin", "preempted", "slurm_cuts",
-    "sbatch_late", "runners_cancelled",
+    "boosters_fail", "stranger_joins", "clock_skewed", "worker_ends_early", "slurmd_dies", "requeue_by_admin",
+    "preempted", "slurm_cuts", "sbatch_late", "runners_cancelled",
 ))  # fmt: skip
 _KEEPS_NODES = frozenset((
     "worker_fails", "agent_dies", "workers_hang", "workers_pause", "cancel", "halt", "time_warned", "fabric_missed",
@@ -148,7 +148,7 @@ _HIDES_BOOSTERS = frozenset((
 ))  # fmt: skip
 _HARMLESS_TO_BOOSTERS = frozenset((
     "booster_preempted", "booster_ends", "booster_killed", "boosters_wait", "boosters_start", "stranger_joins",
-    "boosters_late", "sbatch_late", "scale",
+    "boosters_late", "boosters_fail", "sbatch_late", "scale",
 ))  # fmt: skip
 _OF_A_NODE = frozenset(("node_freezes", "node_crashes", "link_breaks", "runner_killed"))
 _DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric", "unrestorable")

@@ -179,6 +179,7 @@ _ADDED: dict[str, tuple[float, bool, int]] = {
     "workers_pause": (3, True, 3),
     "agents_refused": (2, True, 1),
     "boosters_late": (2, True, 1),
+    "boosters_fail": (2, True, 1),
     "sbatch_late": (2, True, 1),
     "runners_cancelled": (1, False, 1),
     "launcher_stays": (1, True, 1),
@@ -255,7 +256,7 @@ def draw(seed: int) -> Schedule:
     elif chance < 0.35:
         setup, faults = _draw_moment(rng, setup)
     elif chance < 0.45 and setup.boosters:  # long enough to grow and shrink undisturbed
-        kinds = (*_ELASTIC, "boosters_late", "sbatch_late")
+        kinds = (*_ELASTIC, "boosters_late", "boosters_fail", "sbatch_late")
         faults = tuple(fault for fault in faults if fault.kind in kinds)
         setup = replace(setup, chunks=rng.choice((10, 16, 24)), limit_s=0.0)
     elif 0.45 <= chance < 0.48:
@@ -289,7 +290,7 @@ def _draw_burst(rng: random.Random, faults: tuple[Fault, ...]) -> list[Fault]:
 
 def _draw_added(rng: random.Random, setup: Setup) -> Fault:
     if setup.boosters and rng.random() < 0.6:  # as they are asked for
-        fault = _of_kind(rng, rng.choice(("boosters_late", "sbatch_late")))
+        fault = _of_kind(rng, rng.choice(("boosters_late", "boosters_fail", "sbatch_late")))
         return replace(fault, at_s=rng.choice((0.0, 1.0, 5.0, 30.0)), lasts_s=rng.choice((12.0, 150.0, 400.0)))
     return _of_kind(rng, rng.choices(tuple(_ADDED), tuple(weight for weight, _, _ in _ADDED.values()))[0])
 

@@ -18,6 +18,7 @@ from slurm.hooks.epilog import epilog
 from slurm.hooks.hook import HookJob, run_hook
 from slurm.hooks.places import Places
 from slurm.hooks.prolog import prolog
+from slurm.hooks.settings import HookSettings, write_settings
 from slurm.records import Node
 from slurm.testbed import TestCluster
 from slurm.testbed.plan import account
@@ -79,9 +80,13 @@ def silent(argv: Sequence[str], **_: object) -> Result:
 
 
 def settings(places: Places, text: str) -> None:
+    """Writes hooks.yaml, flat lines here, and compiles it."""
     file = Path(places.settings_file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
+    types = {key: type(value) for key, value in vars(HookSettings()).items()}
+    pairs = (line.split(": ", 1) for line in text.splitlines())
+    write_settings(places, HookSettings(**{key: types[key](value) for key, value in pairs}), text)
 
 
 def verdict(places: Places, status: str, **changes: object) -> None:

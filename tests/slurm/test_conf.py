@@ -69,9 +69,15 @@ def test_several_lines_are_told_as_what_only_a_newer_slurm_reads(lines: list[str
     assert "before Slurm 24.05 the last line alone counts" in found.why and not found.needed
 
 
-@pytest.mark.parametrize("flags", ["Contain,X11", "contain", "NoHold"])
+@pytest.mark.parametrize("flags", ["Contain,X11", "contain", "DeferBatch", "ForceRequeueOnFail", "NoHold, Alloc"])
 def test_flags_that_imply_alloc_are_enough(flags: str) -> None:
     assert "PrologFlags" not in remarks_on(f"PrologFlags={flags}\n")
+
+
+@pytest.mark.parametrize("flags", ["NoHold", "Serial", "NoHold,Serial"])
+def test_flags_that_do_not_imply_alloc_need_it_beside_them(flags: str) -> None:
+    remark = remarks_on(f"PrologFlags={flags}\n")["PrologFlags"]
+    assert remark.needed and remark.expected == f"PrologFlags={flags},Alloc"
 
 
 def test_hooks_that_slurm_runs_within_the_job_are_advised_against() -> None:

@@ -19,7 +19,8 @@ from slurm.command import CommandRunner, Result
 from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.health import health
 from slurm.hooks.hook import Hook
-from slurm.hooks.places import HookSettings, Places
+from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings
 
 
 @pytest.mark.parametrize(("meanwhile", "left"), [((), {"n1"}), (("n3",), {"n3"})])

@@ -168,6 +168,19 @@ class TestEpilog:
         assert (row["node"], row["job"], row["uid"]) == ("n1", job.job_id, USER)
         assert "Xid (PCI:0000:4f:00): 79" in row["what"]
 
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+            "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
+            "NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]",
+        ],
+    )
+    def test_a_gpu_lost_without_an_xid_is_kept_against_the_node(self, tmp_path: Path, job: HookJob, said: str) -> None:
+        kmsg = tmp_path / "kmsg"
+        kmsg.write_text(f"4,1,5000000,-;{said}\n4,2,6000000,-;NVRM: loading NVIDIA UNIX Kernel Module\n")
+        assert record_incidents(str(tmp_path / "incidents"), "n1", job, since_s=2.0, kmsg=str(kmsg)) == [said]
+
 
 @as_root
 class TestDepartureWithoutAnEpilog:

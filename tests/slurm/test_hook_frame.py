@@ -19,7 +19,8 @@ from hooks_kit import (
 from waiting import until
 
 from slurm.hooks.hook import FIT, UNFIT, EnvironmentRefused, Hook, HookJob, run_hook
-from slurm.hooks.places import Places, SettingsError
+from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings, read_settings, write_settings
 
 
 @as_root
@@ -80,11 +81,48 @@ class TestFrame:
         assert "expected a file that only root can write; the defaults apply" in Path(places.log).read_text()
 
 
-@pytest.mark.parametrize("line", ["drian: on", "keep_memory_s: soon", "no colon"])
-def test_a_setting_that_is_not_understood_is_named_with_its_line(places: Places, line: str) -> None:
-    settings(places, f"# ours\n{line}\n")
-    with pytest.raises(SettingsError, match=r"hooks.yaml:2: got .*expected a line 'key: value' with one of drain"):
-        places.settings()
+class TestSettings:
+    """What people write is compiled; hooks notice when it is not."""
+
+    def test_without_files_the_defaults_apply_without_a_word(self, places: Places) -> None:
+        found, problem = read_settings(places)
+        assert vars(found) == vars(HookSettings()) and problem == ""
+
+    def test_what_was_compiled_is_read_as_it_was(self, places: Places) -> None:
+        given = HookSettings(
+            drain="on", keep_memory_s=1.5, local_disk="/a", reboot="/b", max_drained="3", check="prolog"
+        )
+        write_settings(places, given, "")
+        found, problem = read_settings(places)
+        assert vars(found) == vars(given) and problem == ""
+
+    def test_a_file_that_nobody_compiled_is_told_and_not_taken(self, places: Places) -> None:
+        settings(places, "drain: on\n")
+        Path(places.compiled_settings).unlink()
+        found, problem = read_settings(places)
+        assert found.drain == "off" and "hooks.yaml is not compiled: the defaults apply; run `holdfast node" in problem
+
+    @pytest.mark.parametrize("now", ["drain: off\n", None])
+    def test_a_change_that_nobody_compiled_is_told_and_the_older_settings_stay(
+        self, places: Places, now: str | None
+    ) -> None:
+        settings(places, "drain: on\n")
+        Path(places.settings_file).unlink() if now is None else Path(places.settings_file).write_text(now)
+        found, problem = read_settings(places)
+        assert found.drain == "on" and "was changed after it was compiled: the older settings apply" in problem
+
+    @pytest.mark.parametrize("damage", ["", "drain on\n", "keep_memory_s soon", "drian on"])
+    def test_a_compiled_file_that_is_not_whole_is_not_taken(self, places: Places, damage: str) -> None:
+        settings(places, "drain: on\n")
+        Path(places.compiled_settings).write_text(damage + "\n--- compiled from:\ndrain: on\n" if damage else "")
+        found, problem = read_settings(places)
+        assert found.drain == "off" and "not a compiled file of this version" in problem
+
+    def test_a_compiled_file_that_others_can_write_is_not_taken(self, places: Places) -> None:
+        settings(places, "drain: on\n")
+        Path(places.compiled_settings).chmod(0o666)
+        found, problem = read_settings(places)
+        assert found.drain == "off" and "expected a file that only root can write; the defaults apply" in problem
 
 
 @pytest.mark.parametrize(
@@ -107,6 +145,6 @@ def test_what_names_no_job_is_refused(env: dict[str, str], job: HookJob) -> None
 
 
 def test_a_node_name_that_is_none_is_refused(places: Places) -> None:
-    hook = Hook(places=places, settings=places.settings(), env={"SLURMD_NODENAME": "../n1"}, deadline_s=0)
+    hook = Hook(places=places, settings=HookSettings(), env={"SLURMD_NODENAME": "../n1"}, deadline_s=0)
     with pytest.raises(EnvironmentRefused, match="node name"):
         _ = hook.node

@@ -80,7 +80,12 @@ def test_no_input_crashes_a_hook_or_leads_it_elsewhere(
         memory.mkdir()
         memory.chmod(0o1777)
         places = Places(root=folder / "root", memory=memory)
-        for file, content in ((places.verdict, verdict), (places.settings_file, settings_text)):
+        named = (
+            (places.verdict, verdict),
+            (places.settings_file, settings_text),
+            (places.compiled_settings, settings_text),
+        )
+        for file, content in named:
             path = Path(file)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

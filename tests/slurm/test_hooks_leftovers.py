@@ -18,8 +18,9 @@ from slurm.hooks import directories, prolog
 from slurm.hooks.directories import make_job_dir, make_user_dir, remove_job_dir
 from slurm.hooks.hook import FIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
-from slurm.hooks.places import HookSettings, Places
+from slurm.hooks.places import Places
 from slurm.hooks.removal import remove_tree
+from slurm.hooks.settings import HookSettings
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.usage import usage
 
@@ -210,3 +211,36 @@ def test_whose_files_fill_the_memory_is_found_by_a_bounded_look(
     wide_tree(memory)
     monkeypatch.setattr("slurm.hooks.usage._MOST_ENTRIES", 100)
     assert usage(str(memory)).endswith("(of the first 100 files)")
+
+
+@as_root
+def test_the_user_can_neither_stop_nor_slow_what_a_hook_does_with_their_rights(job: HookJob, tmp_path: Path) -> None:
+    """Of the child's user ids only the one for files is the user's."""
+    (tmp_path / "secret").write_text("root's")
+    (tmp_path / "secret").chmod(0o600)
+    tmp_path.chmod(0o777)
+    tries = (
+        "import os,sys\npid=int(sys.argv[1])\n"
+        "for change in (lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),\n"
+        "               lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),\n"
+        "               lambda: os.sched_setaffinity(pid, {0}), lambda: os.kill(pid, 9)):\n"
+        "    try:\n        change()\n        print('done')\n    except PermissionError:\n        print('refused')\n"
+    )
+
+    def act() -> bool:
+        (tmp_path / "mine").write_text("x")
+        try:
+            (tmp_path / "secret").read_text()
+        except PermissionError:
+            command = ["/usr/bin/env", "python3", "-I", "-c", tries, str(os.getpid())]
+            said = subprocess.run(command, user=USER, group=USER, extra_groups=[], stdout=subprocess.PIPE, check=True)
+            return said.stdout.split() == [b"refused"] * 4
+        return False
+
+    assert directories.as_user(job, act, 20.0, "try")
+    assert (tmp_path / "mine").stat().st_uid == USER
+    rights = directories._Rights(job)
+    with pytest.raises(PermissionError):
+        (tmp_path / "secret").read_text()
+    rights.back()
+    assert (tmp_path / "secret").read_text() == "root's"

@@ -26,8 +26,9 @@ from slurm.hooks import ledger as ledgers
 from slurm.hooks.directories import make_job_dir, make_user_dir
 from slurm.hooks.hook import FIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger, LedgerBusy
-from slurm.hooks.places import HookSettings, Places
+from slurm.hooks.places import Places
 from slurm.hooks.prolog import free_memory, prolog
+from slurm.hooks.settings import HookSettings
 
 HOLDER = """
 import fcntl, os, sys
@@ -76,7 +77,8 @@ FREER = """
 import sys, time
 from slurm.hooks import prolog
 from slurm.hooks.hook import Hook
-from slurm.hooks.places import Places, HookSettings
+from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings
 remove = prolog.remove_job_dir
 def slowly(*arguments):
     print("removing", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from slurm.records import Partition
 NODES = ("n1", "n2")
 
 
-def partition(name: str, tier: int, mode: str = "OFF", nodes: tuple[str, ...] = NODES) -> Partition:
+def partition(
+    name: str, tier: int, mode: str = "OFF", nodes: tuple[str, ...] = NODES, max_time_s: float | None = None
+) -> Partition:
+    is_default = name == "base"
     return Partition(
-        name=name, state="UP", is_default=name == "base", nodes=nodes, priority_tier=tier, preempt_mode=mode
-    )
+        name=name, state="UP", is_default=is_default, nodes=nodes, priority_tier=tier, preempt_mode=mode,
+        max_time_s=max_time_s,
+    )  # fmt: skip
 
 
 def qos(name: str, priority: int, preempts: tuple[str, ...] = (), mode: str = "CLUSTER") -> Qos:
@@ -28,7 +33,8 @@ def qos(name: str, priority: int, preempts: tuple[str, ...] = (), mode: str = "C
 
 
 PARTITIONS = (
-    partition("base", 10), partition("low", 5, "REQUEUE"), partition("boost", 1, "CANCEL"), partition("fixed", 1),
+    partition("base", 10), partition("low", 5, "REQUEUE"), partition("boost", 1, "CANCEL", max_time_s=3600.0),
+    partition("fixed", 1), partition("gang", 1, "GANG,REQUEUE"),
     partition("frozen", 1, "GANG,SUSPEND"), partition("top", 20, "REQUEUE"), partition("alone", 1, "REQUEUE", ("n9",)),
 )  # fmt: skip
 QOS = (
@@ -59,6 +65,13 @@ def problems(preemption: Preemption, **asked: Any) -> list[str]:
             {"partition": "low", "base_partitions": ("base", "boost")},
             "partition: got 'low' of PriorityTier 5, which outranks the job's own partition, boost, of 1",
         ),
+        ({"partition": "gang"}, ""),
+        ({"partition": "boost", "time_min": 60, "has_time": True}, ""),
+        (
+            {"partition": "boost", "time_min": 61, "has_time": True},
+            "time: got 61 minutes, expected 60 minutes at most, MaxTime of partition boost",
+        ),
+        ({"partition": "boost", "has_time": True}, "time: got no limit, expected 60 minutes at most"),
         ({"qos": "scavenger"}, "partition: got 'base', whose PreemptMode is OFF; expected one of low, boost"),
     ],
 )
@@ -94,6 +107,13 @@ def test_where_slurm_preempts_nobody_or_keeps_no_accounts() -> None:
     without_accounts = Preemption(type="preempt/qos", mode="REQUEUE", partitions=PARTITIONS)
     assert problems(without_accounts, qos="any") == []
     assert problems(Preemption(type="", mode="", partitions=PARTITIONS), partition="fixed") == []
+
+
+def test_a_cluster_that_refuses_jobs_without_a_time_limit() -> None:
+    strict = replace(BY_PARTITION, requires_time=True)
+    (found,) = problems(strict, partition="boost")
+    assert found.startswith("time: missing, and this cluster refuses jobs without a time limit")
+    assert problems(strict, partition="boost", time_min=5, has_time=True) == []
 
 
 class Answers:
@@ -144,8 +164,67 @@ def test_what_is_no_qos_is_refused_with_the_text(line: str) -> None:
         Qos.parse(line)
 
 
-def test_the_lines_that_are_printed_have_no_remarks() -> None:
-    assert lint_elastic("ClusterName=a\n" + "\n".join(elastic_lines())) == []
+SITE = ("ClusterName=a", "PartitionName=main Nodes=ALL Default=YES", "PartitionName=fast Nodes=ALL PriorityTier=9")
+
+
+def test_the_lines_that_are_printed_have_no_remarks_and_change_no_other_partition() -> None:
+    lines = elastic_lines()
+    lines[lines.index("# anywhere") : lines.index("# anywhere")] = SITE
+    assert lint_elastic("\n".join(lines)) == []
+
+
+def test_lines_that_make_the_sites_own_jobs_preemptible_are_remarked() -> None:
+    """Appended, the line for DEFAULT has no effect on the partitions above it: they inherit the cluster's mode."""
+    remarks = lint_elastic("\n".join((*SITE, *elastic_lines())))
+    assert {(remark.line, remark.expected) for remark in remarks} == {
+        (2, "PartitionName=main ... PreemptMode=OFF"),
+        (3, "PartitionName=fast ... PreemptMode=OFF"),
+    }
+    (main,) = (remark for remark in remarks if remark.line == 2)
+    assert main.why == "its jobs are ended for those of fast, because it has the PreemptMode of the cluster"
+
+
+BY_TIER = "PreemptType=preempt/partition_prio\n"
+ABOVE = "PartitionName=base Nodes=ALL PriorityTier=10 PreemptMode=OFF\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"{BY_TIER}PreemptMode=GANG,REQUEUE\n{ABOVE}PartitionName=boost Nodes=ALL GraceTime=60\n", ""),
+        (f"{BY_TIER}PreemptMode=SUSPEND,GANG\n{ABOVE}PartitionName=b Nodes=ALL PreemptMode=REQUEUE GraceTime=60\n", ""),
+        (f"{BY_TIER}PreemptMode=REQUEUE\n{ABOVE}PartitionName=b Nodes=ALL Priority=5 GraceTime=60\n", ""),
+        (
+            f"{BY_TIER}PreemptMode=REQUEUE\nPartitionName=base Nodes=n[1-2] PriorityTier=9 PreemptMode=OFF\n"
+            "PartitionName=boost Nodes=n[3-4] GraceTime=60\n",
+            "no partition of a higher PriorityTier has nodes of boost: nobody can take them back",
+        ),
+        (
+            f"{BY_TIER}PreemptMode=REQUEUE\n{ABOVE}PartitionName=boost Nodes=ALL PreemptMode=REQUEUE GraceTime=60\n"
+            "PartitionName=low Nodes=ALL PreemptMode=OFF\n",
+            "its jobs do not take nodes back from boost, of PriorityTier 1",
+        ),
+        (
+            f"{BY_TIER}PreemptMode=REQUEUE\nPreemptExemptTime=00:05:00\n{ABOVE}"
+            "PartitionName=boost Nodes=ALL GraceTime=60\n",
+            "a booster is not preempted before it has run for this time",
+        ),
+        (
+            f"{BY_TIER}PreemptMode=REQUEUE\nJobSubmitPlugins=lua,require_timelimit\n{ABOVE}"
+            "PartitionName=boost Nodes=ALL GraceTime=60\n",
+            "every booster needs a time limit here: `elastic.booster.time`",
+        ),
+    ],
+)
+def test_legal_sites_have_no_remarks_and_those_that_cannot_work_have_one(text: str, why: str) -> None:
+    remarks = lint_elastic(text)
+    assert len(remarks) == bool(why) and all(remark.why.startswith(why) for remark in remarks), remarks
+
+
+def test_what_an_included_file_may_have_is_not_needed() -> None:
+    remarks = lint_elastic(f"{BY_TIER}PreemptMode=REQUEUE\nInclude partitions.conf\n")
+    assert [(remark.parameter, remark.needed) for remark in remarks] == [("PartitionName", False)]
+    assert "an included file" in remarks[0].why
 
 
 @pytest.mark.parametrize(
@@ -155,8 +234,14 @@ def test_the_lines_that_are_printed_have_no_remarks() -> None:
             "PartitionName=train Nodes=ALL Default=YES\n",
             {"PreemptType=preempt/partition_prio": 0, "PreemptMode=REQUEUE": 0, "PartitionName=boost Nodes=ALL Pri": 0},
         ),
-        ("PreemptType=preempt/qos\nPreemptMode=CANCEL\nPartitionName=train Nodes=ALL\n", {}),
-        ("preempttype=preempt/qos\nPreemptMode=SUSPEND,GANG\n", {"PreemptMode=REQUEUE": 2}),
+        (
+            "PreemptType=preempt/qos\nPreemptMode=CANCEL\nPartitionName=train Nodes=ALL\n",
+            {"PreemptType=preempt/qos": 1},
+        ),
+        (
+            "preempttype=preempt/qos\nPreemptMode=SUSPEND,GANG\n",
+            {"PreemptMode=REQUEUE": 2, "PreemptType=preempt/qos": 1},
+        ),
         (
             "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
             "PartitionName=DEFAULT PreemptMode=OFF GraceTime=120 # for all\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -64,8 +67,8 @@ class TestProlog:
         assert (memory_of(places, job) / "shard").read_text() == "state"
         assert [entry.keep_until_s for entry in Ledger(places.ledger)] == [None]
 
-    @pytest.mark.parametrize("planted", ["link", "file", "directory of another user"])
-    def test_what_another_user_planted_is_moved_away_and_not_followed(
+    @pytest.mark.parametrize("planted", ["link", "file", "directory of another user", "tree of another user"])
+    def test_what_another_user_planted_is_removed_and_not_followed(
         self, places: Places, job: HookJob, tmp_path: Path, planted: str
     ) -> None:
         target = tmp_path / "etc"
@@ -78,12 +81,36 @@ class TestProlog:
             place.write_text("x")
             os.chown(place, OTHER, OTHER)
         else:
-            place.mkdir()
-            os.chown(place, OTHER, OTHER)
+            (place / "deep").mkdir(parents=True) if "tree" in planted else place.mkdir()
+            for path in (place, *place.iterdir()):
+                os.chown(path, OTHER, OTHER)
         assert run("prolog", places, environment(job)) == FIT
         assert memory_of(places, job).is_dir() and place.lstat().st_uid == USER
         assert list(target.iterdir()) == [] and target.stat().st_uid == 0
-        assert "moved to .holdfast-planted-" in Path(places.log).read_text()
+        assert f"but of uid {OTHER}: moved to .holdfast-planted-" in Path(places.log).read_text()
+        assert [path.name for path in Path(places.memory).iterdir()] == [place.name]
+
+    def test_a_user_who_plants_all_the_time_keeps_no_job_from_its_directory(
+        self, places: Places, job: HookJob, tmp_path: Path
+    ) -> None:
+        """Files, links, pipes and directories, as fast as a process can make them."""
+        os.chmod(places.memory, 0o1777)
+        place = memory_of(places, job).parent
+        os.chmod(tmp_path, 0o755)
+        kinds = f"echo x >{place}; ln -s / {place}; mkfifo {place}; mkdir {place}; mkdir {place}/in"
+        planter = as_user(OTHER, f"echo ready; while :; do {{ {kinds}; }} 2>/dev/null; done", PATH=os.environ["PATH"])
+        try:
+            for _ in range(6):
+                assert run("prolog", places, environment(job)) == FIT
+                facts = place.lstat()
+                if stat.S_ISDIR(facts.st_mode) and facts.st_uid == USER:
+                    assert facts.st_mode & 0o7777 == 0o700
+                shutil.rmtree(place, ignore_errors=True)
+        finally:
+            os.killpg(planter.pid, signal.SIGKILL)
+            planter.wait()
+        assert "hook itself failed" not in Path(places.log).read_text()
+        assert len(list(Path(places.memory).glob(".holdfast-planted-*"))) <= 1
 
     def test_a_link_that_the_user_put_for_his_job_is_left_alone(
         self, places: Places, job: HookJob, tmp_path: Path

@@ -10,6 +10,7 @@ import pytest
 from waiting import until
 
 from slurm import CommandError, Slurm, SlurmError, command
+from slurm.client import submitted_job
 from slurm.command import Result
 from slurm.testbed import TestCluster
 
@@ -42,6 +43,38 @@ def test_submits_a_file_with_a_users_own_options_before_it() -> None:
     assert run.asked == [("sbatch", "-p", "train", "job.sh"), ("sbatch", "--test-only", "-p", "train", "job.sh")]
     with pytest.raises(CommandError, match="Invalid account"):
         Slurm(run=Answers(stderr="sbatch: error: Invalid account")).submit_file([], "job.sh")
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "519605\n",
+        "519605;cluster\n",
+        "Submitted batch job 519605\n",
+        "Submitted batch job 519605 on cluster c\n",
+        "\x1b[32mSubmitted batch job 519605\x1b[0m\n",
+        "  Submitted batch job 519605  \n",
+        "Welcome to the machine 3\n--> Verifying quota...OK\n519605\n",
+        "519605",
+    ],
+)
+def test_the_number_of_a_submitted_job_is_read_among_what_wrappers_print(stdout: str) -> None:
+    assert submitted_job(stdout) == 519605
+    assert Slurm(run=Answers(stdout)).submit([], "#!/bin/sh") == 519605
+
+
+@pytest.mark.parametrize("stdout", ["", "queued\n", "job 5 of 7\n", "5 jobs are queued\n"])
+def test_no_number_of_a_job_is_made_up(stdout: str) -> None:
+    assert submitted_job(stdout) is None
+    with pytest.raises(SlurmError, match="expected the job's number"):
+        Slurm(run=Answers(stdout)).submit([], "#!/bin/sh")
+
+
+def test_generic_resources_are_those_of_the_named_partitions_or_the_default_one() -> None:
+    run = Answers("train*|gpu:8(S:0-1)\ndebug|(null)\n")
+    assert Slurm(run=run).gres() == ("gpu:8(S:0-1)",)
+    assert Slurm(run=run).gres("train,debug") == ("gpu:8(S:0-1)", "(null)")
+    assert run.asked[1] == ("sinfo", "--noheader", "--format=%P|%G", "--partition=train,debug")
 
 
 def test_reads_a_job() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,13 @@ from ckpt.agent.process.shim import SOCKET
 # For Holdfast's programs. -P: a module in the working directory, such as a user's ckpt.py, must not hide Holdfast's.
 PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
+# Slurm sends them to every process of a job's steps, before it ends the job.
+SIGNALS = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+_BLOCKED = (
+    "import os, signal, sys; "
+    f"signal.pthread_sigmask(signal.SIG_BLOCK, {sorted(map(int, SIGNALS))}); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 UNTIL_UNUSED = "--until-unused"
 JOBS = "HOLDFAST_JOBS"
 # one for each agent, in the memory directory: finds agents without a look at every process of the node
@@ -70,14 +78,27 @@ def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:
     return ["sh", "-c", f'trap "" USR1 USR2; {before}; exec "$@"', "sh", *argv]
 
 
+def blocked(argv: Sequence[str]) -> list[str]:
+    """A program that starts with SIGNALS blocked: mpirun and its daemons, which would end the world at a SIGTERM.
+
+    mpirun is in the batch step, and its world has agents of other jobs too. mpirun and its daemons give their children
+    an empty mask.
+    """
+    return [*PYTHON, "-c", _BLOCKED, *argv]
+
+
 def srun(job_id: int | str, nodes: Sequence[str], *options: str) -> list[str]:
-    """A step with one task on each of these nodes, beside the job's other steps. It survives the loss of a node."""
+    """A step with one task on each of these nodes, beside the job's other steps. It survives the loss of a node.
+
+    Its tasks have the order of the nodes in the job. Without `cyclic`, they have that of the switches since 26.05, and
+    srun's "task 2 launch failed" would name another node.
+    """
     count = len(nodes)
     return [
         *("env", *(f"--unset={name}" for name in _OF_THE_JOBS_GPUS)),
         *("srun", f"--jobid={job_id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", "--no-kill", "--kill-on-bad-exit=0", "--overlap", "--export=ALL"),
-        *("--cpu-bind=none", "--wait=0", "--quiet", *options),
+        *("--cpu-bind=none", "--distribution=cyclic", "--wait=0", "--quiet", *options),
     ]
 
 
@@ -119,7 +140,7 @@ def mpirun_over_srun(
         "plm_ssh_no_tree_spawn": "1", "prte_tmpdir_base": session_dir,
     }  # fmt: skip
     hosts = ",".join(f"{node}:1" for node in jobs)
-    argv = [mpirun, *(word for name, value in options.items() for word in ("--prtemca", name, value))]
+    argv = [*blocked([mpirun]), *(word for name, value in options.items() for word in ("--prtemca", name, value))]
     argv += ["--host", hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
     nodes: dict[str, list[str]] = {}
     for node, job in jobs.items():

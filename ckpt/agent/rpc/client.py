@@ -126,9 +126,14 @@ class Monitor(_Connection):
         """Requests the event `pong`, which shows that the agent responds."""
         self.send("ping")
 
-    def stop(self) -> None:
-        """Requests that all ranks of all nodes stop at one step boundary. The event `stop_agreed` reports it."""
-        self.send("stop")
+    def stop(self, lower_s: float | None = None) -> None:
+        """Requests that all ranks of all nodes stop at one step boundary. The event `stop_agreed` reports it.
+
+        Args:
+            lower_s: for how long workers that close wait for the lower tiers, from now on; None: until their deadline.
+                The newest request counts.
+        """
+        self.send("stop", **({} if lower_s is None else {"lower_s": lower_s}))
 
     def shutdown(self, timeout_s: float = 2.0, *, workers_s: float = 0.0) -> None:
         """Ends this node's agent. Returns when it serves nobody any more. Events that arrive meanwhile are lost.

@@ -103,7 +103,10 @@ OF_WORKER = Way("worker", "agent", {
     "drop_shard": message("This worker has no shard for a step, with the reason.", step=int, rank=int, reason=str),
     "drop_up_to": message("This worker had no agent up to this step, so no save up to it can become complete.",
         step=int, rank=int),
-    "await_saves": message("Answered once the outcome of all saves of this node is known.", deadline="saves_s"),
+    "await_saves": message(
+        "Answered once the outcome of all saves of this node is known. `closing`: this worker is about to end; in a "
+        "stop it waits for the lower tiers no longer than the stop allows.",
+        closing=bool, optional="closing", deadline="saves_s"),
     "rejoin": message("Requests the save to continue from, after the agents of `generation` were lost.",
         generation=int, deadline="plan_s", answer="save generation pinned"),
     "bye": message("This worker has closed its Checkpointer."),
@@ -112,7 +115,10 @@ OF_WORKER = Way("worker", "agent", {
 # From a node's runner to the node's agent. The first message is "hello".
 OF_RUNNER = Way("runner", "agent", {
     "ping": message("Answered by the event `pong`."),
-    "stop": message("Requests that all ranks of all nodes stop at one boundary. Answered by the event `stop_agreed`."),
+    "stop": message(
+        "Requests that all ranks of all nodes stop at one boundary. Answered by the event `stop_agreed`. `lower_s`: "
+        "for how long workers that close wait for the lower tiers; without it, until their own deadline.",
+        lower_s=float, optional="lower_s"),
     "shutdown": message(
         "Ends the agent once the workers have left, but at the latest after `workers_s`. `finish`: training has ended, "
         "so the newest step is first written to all lower tiers.",

@@ -77,6 +77,7 @@ class SaveNode(Part):
         self._is_lost = False  # whether the other agents are lost, and the workers know it
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may still stage one of them
         self._dropped_up_to = -1  # a worker of this node has dropped its saves up to this step
+        self._lower_until_s: float | None = None  # for workers that close in a stop
         self._changed = asyncio.Condition()
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # seals each rank's steps in order
         self.protect = ProtectNode(context)
@@ -140,10 +141,27 @@ class SaveNode(Part):
         except PeerError as error:
             self._listener.problem("dropped saves not reported", str(error), step)
 
-    async def await_saves(self) -> None:
-        """Returns when the workers know the outcome of this node's saves, or that the other agents are lost."""
+    async def limit_lower(self, lower_s: float | None) -> None:
+        """All ranks stop. Those that close wait for the lower tiers for this time at most; None: without a limit."""
+        self._lower_until_s = None if lower_s is None else time.monotonic() + lower_s
+        await self._tell_waiters()
+
+    async def await_saves(self, *, is_closing: bool = False) -> None:
+        """Returns when the workers know the outcome of this node's saves, or that the other agents are lost.
+
+        Args:
+            is_closing: whether the limit of a stop applies: then the outcome in the lower tiers may not be known.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: not (self._in_flight or self._ending or self.pinned) or self._is_lost)
+            while not self._is_lost and (self._in_flight or self._ending or self.pinned):
+                left_s = self._lower_left_s() if is_closing and not (self._in_flight or self._ending) else None
+                if left_s is not None and left_s <= 0:
+                    return
+                with suppress(asyncio.TimeoutError):
+                    await within(left_s, self._changed.wait())
+
+    def _lower_left_s(self) -> float | None:
+        return None if self._lower_until_s is None else self._lower_until_s - time.monotonic()
 
     async def world_lost(self, reason: str) -> None:
         """The other agents are lost. Promised saves may have committed, so they stay. No other save can commit."""

@@ -10,11 +10,12 @@ import numpy as np
 from ckpt.errors import ConfigError, CorruptError
 from ckpt.format.boxes import Box
 from ckpt.format.json_values import decode, tag_of
+from ckpt.format.parsing import parsing
 from ckpt.worker.lazy_torch import no_grad, torch
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import SavedStep
-from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS
+from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS, named_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ class StoredTensor:
 
     def _empty(self, sizes: tuple[int, ...]) -> Any:
         if tag_of(self._node) == ARRAY:
-            return np.empty(sizes, self.dtype)
-        return torch.empty(sizes, dtype=getattr(torch, self.dtype))
+            return np.empty(sizes, named_dtype(self.dtype, array=True))
+        return torch.empty(sizes, dtype=named_dtype(self.dtype))
 
     def __repr__(self) -> str:
         return f"StoredTensor({next(iter(self._node.values()))!r}, {self.dtype} {list(self.shape)})"
@@ -82,6 +83,7 @@ def contents_of(saved: SavedStep, rank: int) -> Contents:
     return Contents(step=saved.step, world_size=saved.world_size, rank=rank, state=state)
 
 
+@parsing("stored state")
 def stored_state(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The state of a saved rank, with a StoredTensor for each tensor and array; and None.
 

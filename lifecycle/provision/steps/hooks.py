@@ -1,4 +1,4 @@
-"""Installs the hook scripts that slurm.conf names, and the hooks' settings."""
+"""Installs the hook scripts that slurm.conf names, and compiles the hooks' settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from pathlib import Path
 
 import slurm
 from lifecycle.files import publish
+from lifecycle.provision.hook_settings import read_hook_settings
 from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from slurm.errors import SlurmError
 from slurm.hooks.entry import DIRECTORY, scripts
 from slurm.hooks.places import Places
+from slurm.hooks.settings import compiled_text
 from slurm.hooks.trust import check_trusted, installation
 
-_SETTINGS = "# Settings of holdfast's Slurm hooks: docs/admin/hooks.md. Keys that are not set have their default.\n"
+_COMPILED = Places().compiled_settings
+_SETTINGS = (
+    "# Settings of holdfast's Slurm hooks: docs/admin/hooks.md. Keys that are not set have their default.\n"
+    "# After a change, run `holdfast node provision --only hooks` on the node.\n"
+)
 
 
 class Hooks(Step):
@@ -30,8 +36,12 @@ class Hooks(Step):
         return "" if node.site.role == "compute" else f"a {node.site.role} node runs no jobs"
 
     def is_done(self, node: ProvisionedNode) -> bool:
-        same = all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
-        return same and self._settings(node).exists() and not self._mistrust(node, *_installed(), DIRECTORY)
+        source = self._settings(node)
+        if not source.exists():
+            return False
+        same = node.text(_COMPILED) == compiled_text(*read_hook_settings(source))
+        same = same and all(node.text(f"{DIRECTORY}/{name}") == text for name, text in scripts().items())
+        return same and not self._mistrust(node, *_installed(), DIRECTORY)
 
     def apply(self, node: ProvisionedNode) -> None:
         if reason := self._mistrust(node, *_installed()):
@@ -43,6 +53,7 @@ class Hooks(Step):
             mount = node.site.nvme.mount
             text = _SETTINGS + (f"local_disk: {mount}\n" if node.mounted(mount) else "")
             node.write("/" + str(settings.relative_to(node.root)), text)
+        publish(node.path(_COMPILED), compiled_text(*read_hook_settings(settings)).encode(), 0o644)
 
     def verify(self, node: ProvisionedNode) -> None:
         if reason := self._mistrust(node, DIRECTORY):

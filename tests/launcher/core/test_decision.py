@@ -711,7 +711,7 @@ def test_a_requeue_that_is_refused_is_said_with_its_reason() -> None:
     play.lose("n2")
     play.passes(LOSSES_S)
     assert play.end is not None and play.end.outcome == "too_few_nodes"
-    assert play.end.reason.endswith("; not requeued: invalid job id; submit the job again in the same folder")
+    assert play.end.reason.endswith("; not requeued: invalid job id; submit the job again")
 
 
 @pytest.mark.parametrize("stage", ["asking", "gathering", "training", "backing off", "scheduler"])
@@ -743,6 +743,17 @@ def test_progress_by_own_checkpoints_is_looked_for_before_and_after_each_attempt
     play.fail("n1")
     assert [event["file"] for event in play.events("own_checkpoint")] == ["out/7.pt", "out/8.pt"]
     assert play.state.history.gains.fruitless == 0
+
+
+def test_a_pattern_of_own_checkpoints_that_matches_nothing_is_a_problem_of_the_attempt() -> None:
+    play = Play(make_job(names_own_checkpoints=True, limits=RestartLimits(max_without_progress=2)))
+    play.file = ("", 0.0)
+    play.run()
+    play.fail("n1")
+    assert "no file matches the job file's `progress`" in play.events("problem")[0]["what"]
+    play.file = ("out/8.pt", 510.0)
+    play.fail("n1")
+    assert len(play.events("problem")) == 1
 
 
 def test_a_start_that_its_time_limit_ended_is_judged_by_the_files_that_it_wrote() -> None:

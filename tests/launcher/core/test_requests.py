@@ -164,7 +164,7 @@ def test_what_presses_sets_the_deadline_of_a_halt() -> None:
     assert [event["reason"] for event in told] == [HALT, "time_limit"]
     assert [event["time"] - EPOCH_S for event in told] == [0.0, 2.0]
     assert stop_deadline_s(play.state.requests, play.state.job.elastic) == EPOCH_S + 2.0 + 75.0
-    assert len(play.orders(Order.STOP)) == 1, "the ranks are asked once"
+    assert [order.lower_s for order in play.orders(Order.STOP)] == [None, 50.0], "once for each reason that counts"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_requeue_that_is_refused_at_a_stop_ends_the_job_with_the_reason() -> N
     play.silent, play.requeue_error = set(), "invalid job id"
     play.end_well(step=7)
     assert play.end is not None and play.end.outcome == "internal"
-    assert "not requeued: invalid job id; submit the job again in the same folder" in play.end.reason
+    assert "not requeued: invalid job id; submit the job again" in play.end.reason
 
 
 def test_the_nodes_that_are_out_are_not_to_be_given_again() -> None:

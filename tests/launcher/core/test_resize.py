@@ -9,15 +9,16 @@ from core_kit import Play, make_job
 
 from launcher.core import commands as do
 from launcher.core import inputs
-from launcher.core.boosters import BROKEN_S
+from launcher.core.boosters import AVOIDED_S, BROKEN_S, LATE_S
 from launcher.core.commands import Order
 from launcher.core.inputs import AllocationsSeen, AllocationState
 from launcher.core.members import Phase
 from launcher.core.requests import MARGIN_S, SHRINK_S
-from launcher.core.state import BoosterPhase, ElasticLimits, JobFacts
+from launcher.core.state import BoosterPhase, ElasticLimits, JobFacts, RestartLimits
 
 SETTLE_S, GRACE_S, FAULTY_S, SNOOZE_S = 60.0, 600.0, 30.0, 300.0
 BASE = "17"
+PATIENT = RestartLimits(hang_timeout_s=1e6)
 
 
 def make_elastic(nodes: int = 2, *, boosters: int = 2, size: int = 1, spares: int = 0, **fields: Any) -> JobFacts:
@@ -777,3 +778,140 @@ def test_a_later_run_in_the_folder_begins_with_the_size_of_the_job_file() -> Non
     again = Play(make_elastic(boosters=0, sizes=(2, 1)), [*play.events(), end])
     again.run()
     assert len(again.attempt.nodes) == 2
+
+
+# Boosters that cannot start.
+
+
+def failed(play: Play, allocation: str, node: str) -> list[do.Command]:
+    """The scheduler says that a booster has ended with an error of its own, on this node."""
+    reason = "NonZeroExitCode"
+    return play.give(
+        AllocationsSeen(
+            states={allocation: AllocationState.ENDED},
+            reasons={allocation: reason},
+            nodes={allocation: (node,)},
+            failed=frozenset((allocation,)),
+        )
+    )
+
+
+def test_a_booster_that_cannot_start_is_a_fault_with_its_cause_and_the_next_one_avoids_its_node() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    failed(play, "b1", "x7")
+    (fault,) = play.events("fault")
+    assert (fault["kind"], fault["node"]) == ("booster_start", "x7") and "NonZeroExitCode" in fault["reason"]
+    assert "attempt" not in fault and play.attempt.phase.value == "training"
+    play.passes(SNOOZE_S)
+    assert play.all(do.AskAllocation)[-1].exclude == ("n1", "n2", "x7")
+
+
+def test_boosters_that_cannot_start_are_asked_for_less_and_less_often_until_one_starts() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    waits = []
+    for number in range(1, 7):
+        failed(play, f"b{number}", f"x{number}")
+        waits.append(play.state.asking.ask_s - play.now_s)
+        play.passes(waits[-1])
+        assert len(play.all(do.AskAllocation)) == number + 1
+    assert waits == [SNOOZE_S, 2 * SNOOZE_S, 4 * SNOOZE_S, 8 * SNOOZE_S, AVOIDED_S, AVOIDED_S]
+    play.boost("x9", "b7")
+    ended(play, "b7")
+    play.passes(SNOOZE_S)
+    assert len(play.all(do.AskAllocation)) == 8
+
+
+def test_a_node_on_which_a_booster_could_not_start_is_tried_again_later() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    failed(play, "b1", "x7")
+    play.passes(AVOIDED_S)
+    ended(play, "b2", "CANCELLED")
+    play.passes(SNOOZE_S)
+    assert len(play.all(do.AskAllocation)) == 3
+    assert play.all(do.AskAllocation)[-1].exclude == ("n1", "n2")
+
+
+def test_a_node_whose_runner_never_connects_is_avoided_too() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    play.give(AllocationsSeen(states={"b1": AllocationState.RUNNING}, nodes={"b1": ("x7",)}))
+    play.passes(LATE_S)
+    assert [fault["node"] for fault in play.events("fault")] == ["x7"]
+    ended(play, "b1", "CANCELLED")
+    play.passes(SNOOZE_S)
+    assert "x7" in play.all(do.AskAllocation)[-1].exclude
+
+
+def test_a_booster_that_is_cancelled_in_the_queue_is_no_fault() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    ended(play, "b1", "cancelled")
+    assert not play.events("fault")
+
+
+# What the scheduler says.
+
+
+def test_a_reason_that_is_not_the_usual_one_is_recorded_at_once() -> None:
+    play = running(make_elastic(boosters=1, limits=PATIENT))
+    reasons = ("Priority", "PartitionDown", "JobHeldUser", "Resources", "Priority")
+    for reason in reasons:
+        play.give(AllocationsSeen(states={"b1": AllocationState.QUEUED}, reasons={"b1": reason}))
+    assert [event["reason"] for event in play.events("booster_waits")] == list(reasons[:-1])
+
+
+def test_a_booster_that_a_user_cancels_is_not_preempted() -> None:
+    play = running(make_elastic(boosters=1), "x1")
+    play.give(inputs.Terminated(node="x1", why="cancelled"))
+    assert [event["reason"] for event in play.events("node_leaving")] == ["cancelled"]
+    assert play.events("resize")[-1]["reason"] == "cancelled"
+
+
+def test_the_end_of_a_booster_says_when_another_is_asked_for() -> None:
+    play = running(make_elastic(boosters=1), "x1")
+    play.give(inputs.Terminated(node="x1"))
+    stop_and_train(play)
+    ended(play, "b1")
+    assert play.events("booster_end")[-1]["again"] == play.state.asking.ask_s > play.now_s
+
+
+# The base is smaller than was asked for.
+
+
+def test_a_base_that_starts_on_fewer_nodes_reaches_the_size_by_more_boosters() -> None:
+    play = Play(make_elastic(1, base_nodes=2, sizes=(4, 3, 2, 1)))
+    play.run()
+    step(play)
+    assert len(play.all(do.AskAllocation)) == 3, "two above the base's size, and one in place of its second node"
+    for number in (1, 2, 3):
+        play.boost(f"x{number}", f"b{number}")
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    assert len(play.attempt.nodes) == 4
+
+
+def test_near_its_time_limit_a_base_that_has_lost_a_node_keeps_the_booster_without_which_it_could_not_train() -> None:
+    play = Play(make_elastic(2, sizes=(4, 3, 2), limits=PATIENT))
+    end_s = play.now_s + 900.0
+    play.left_s = lambda now_s: end_s - now_s
+    play.run()
+    step(play)
+    play.boost("x1", "b1")
+    play.boost("x2", "b2")
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    play.lose("n2")
+    play.train()
+    step(play, 3)
+    play.passes(end_s - play.now_s - MARGIN_S - SHRINK_S + 1.0)
+    assert [event["node"] for event in play.events("node_leaving")] == ["x2"]
+    stop_and_train(play)
+    assert play.attempt.nodes == ("n1", "x1")
+
+
+def test_a_size_that_is_left_to_the_job_file_again() -> None:
+    play = running()
+    play.give(inputs.ScaleAsked(nodes=3))
+    assert play.state.history.scale == 3
+    play.give(inputs.ScaleAsked(nodes=None))
+    assert play.state.history.scale is None
+    assert len(play.all(do.AskAllocation)) == 3, "the one that was given back is asked for again"
+    assert "nodes" not in play.events("scale_requested")[-1]

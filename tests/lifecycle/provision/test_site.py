@@ -105,7 +105,12 @@ def test_hyperpods_files_say_what_this_node_is(tmp_path: Path) -> None:
         ("{", _PARAMETERS, "cannot be read as JSON"),
         ("[]", _PARAMETERS, "got list, expected an object"),
         ({}, _PARAMETERS, "InstanceGroups: got NoneType, expected a list"),
-        ({"InstanceGroups": [{"Name": "x"}]}, _PARAMETERS, "InstanceGroups[0]: expected an object with Name and Inst"),
+        ({"InstanceGroups": ["x"]}, _PARAMETERS, "InstanceGroups[0]: expected an object with Name and Instances"),
+        (
+            {"InstanceGroups": [{"Name": "x", "Instances": {}}]},
+            _PARAMETERS,
+            "expected an object with Name and Instances",
+        ),
         ({"InstanceGroups": [{"Instances": []}]}, _PARAMETERS, "Name: got None, expected text that is not empty"),
         (
             {"InstanceGroups": [{"Name": "x", "Instances": [{"CustomerIpAddress": "a;b"}]}]},
@@ -129,6 +134,137 @@ def test_what_is_wrong_in_hyperpods_files_is_said(tmp_path: Path, resources: Any
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def _group(name: str, kind: str, *instances: tuple[str | None, dict[str, str] | None], **more: Any) -> dict[str, Any]:
+    listed = [
+        {"InstanceName": f"{name}-{number}", "CustomerIpAddress": address, "InstanceLabel": label}
+        for number, (address, label) in enumerate(instances, 1)
+    ]
+    return {
+        "Name": name,
+        "InstanceType": "ml.p5.48xlarge",
+        "SlurmConfig": {"NodeType": kind},
+        "Instances": listed,
+        **more,
+    }
+
+
+def _layers(*names: str) -> dict[str, str]:
+    return {f"network-node-layer-{number}": name for number, name in enumerate(names, 1)}
+
+
+# The new form: roles and controllers by HyperPod's API, no provisioning_parameters.json.
+_NEW = {
+    "ClusterConfig": {
+        "ClusterName": "train",
+        "ClusterType": "Slurm",
+        "SlurmConfig": {"PrimaryControllerIp": "10.1.0.1"},
+    },
+    "InstanceGroups": [
+        _group("ctl", "Controller", ("10.1.0.1", None)),
+        _group("log", "Login", ("10.1.0.2", None)),
+        _group(
+            "gpu",
+            "Compute",
+            ("10.1.0.7", _layers("nn-top", "nn-a", "nn-a1")),
+            ("10.1.0.8", _layers("nn-top", "nn-a", "nn-a1")),
+            ("10.1.0.9", _layers("nn-top", "nn-b", "nn-b1")),
+            (None, None),
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "role", "controllers"),
+    [("10.1.0.1", "controller", ""), ("10.1.0.2", "login", "10.1.0.1"), ("10.1.0.7", "compute", "10.1.0.1")],
+)
+def test_a_cluster_that_hyperpods_api_configures_needs_no_second_file(
+    tmp_path: Path, address: str, role: str, controllers: str
+) -> None:
+    resources, _ = _files(tmp_path, _NEW, "")
+    site = Site.from_mapping(hyperpod(resources, None, {address}), "HyperPod")
+    assert (site.role, site.slurm.conf_server, site.fsx) == (role, controllers, None)
+    assert site.instance == "p5.48xlarge" and site.nvme.mount == "/opt/dlami/nvme"
+
+
+def _without(found: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name != key}
+
+
+def test_roles_are_read_from_the_groups_or_from_the_clusters_controllers(tmp_path: Path) -> None:
+    groups_alone = {"ClusterConfig": {"ClusterName": "c"}, "InstanceGroups": _NEW["InstanceGroups"]}
+    bare = [_without(group, "SlurmConfig") for group in _NEW["InstanceGroups"]]  # type: ignore[arg-type]
+    two = {"PrimaryControllerIp": "10.1.0.1", "SecondaryControllerIps": ["10.1.0.2"]}
+    said = {}
+    for name, resources in (
+        ("groups", groups_alone),
+        ("cluster", {"ClusterConfig": {"SlurmConfig": two}, "InstanceGroups": bare}),
+        ("top", {"SlurmConfig": two, "InstanceGroups": bare}),
+        ("on a controller", {"ClusterConfig": {"SlurmConfig": {"PrimaryControllerIp": ""}}, "InstanceGroups": bare}),
+    ):
+        path, _ = _files(tmp_path, resources, "")
+        site = hyperpod(path, None, {"10.1.0.7"})
+        said[name] = (site["role"], site.get("slurm", {}).get("conf_server"))
+    assert said == {
+        "groups": ("compute", "10.1.0.1"),
+        "cluster": ("compute", "10.1.0.1,10.1.0.2"),
+        "top": ("compute", "10.1.0.1,10.1.0.2"),
+        "on a controller": ("controller", None),
+    }
+
+
+def test_hyperpods_api_decides_over_the_older_file_which_may_still_name_lustre(tmp_path: Path) -> None:
+    files = _files(tmp_path, _NEW, _PARAMETERS | {"controller_group": "gpu"})
+    site = Site.from_mapping(hyperpod(*files, {"10.1.0.7"}), "HyperPod")
+    assert site.role == "compute" and site.slurm.conf_server == "10.1.0.1"
+    assert site.fsx is not None and site.fsx.mountname == "abcd"
+
+
+def test_a_cluster_with_neither_form_is_told_what_it_lacks(tmp_path: Path) -> None:
+    resources, _ = _files(tmp_path, _RESOURCES, "")
+    with pytest.raises(NodeUsageError, match=r"got no SlurmConfig and no provisioning_parameters\.json, expected one"):
+        hyperpod(resources, None, {"10.1.0.7"})
+
+
+@pytest.mark.parametrize("empty", [{"Instances": [{"CustomerIpAddress": None}]}, {"Instances": None}, {}])
+def test_another_group_that_is_being_made_stops_no_node(tmp_path: Path, empty: dict[str, Any]) -> None:
+    resources = {"InstanceGroups": [{"Name": "new"} | empty, *_RESOURCES["InstanceGroups"]]}
+    site = hyperpod(*_files(tmp_path, resources, _PARAMETERS), {"10.1.0.7"})
+    assert site["slurm"] == {"conf_server": "10.1.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ClusterConfig": []}, "ClusterConfig: got list"),
+        ({"ClusterConfig": {"SlurmConfig": "x"}}, "SlurmConfig: got str, expected an object"),
+        ({"ClusterConfig": {"SlurmConfig": {"PrimaryControllerIp": "ctl"}}}, "got 'ctl', expected an IP address"),
+        ({"ClusterConfig": {"SlurmConfig": {"SecondaryControllerIps": 7}}}, "got 7, expected a list of IP addresses"),
+        ({"InstanceGroups": [_group("x", "Boss")]}, "got 'Boss', expected one of Controller, Login, Compute"),
+    ],
+)
+def test_what_is_wrong_in_the_newer_form_is_said(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    resources, _ = _files(tmp_path, _NEW | changed, "")
+    with pytest.raises(NodeUsageError) as caught:
+        hyperpod(resources, None, {"10.1.0.7"})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_network_nodes_of_the_instances_are_slurms_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resources, _ = _files(tmp_path, _NEW, "")
+    assert main(["node", "slurm-conf", "--topology", str(resources)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "SwitchName=nn-a1 Nodes=ip-10-1-0-[7-8]",
+        "SwitchName=nn-b1 Nodes=ip-10-1-0-9",
+        "SwitchName=nn-a Switches=nn-a1",
+        "SwitchName=nn-b Switches=nn-b1",
+        "SwitchName=nn-top Switches=nn-a,nn-b",
+    ]
+    resources, _ = _files(tmp_path, _RESOURCES, "")
+    assert main(["node", "slurm-conf", "--topology", str(resources)]) == 2
+    assert "no instance has a label network-node-layer-N" in capsys.readouterr().err
+
+
 def test_a_word_of_hyperpods_that_no_site_can_have_is_said_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,17 +279,39 @@ _ON_CREATE = Path(__file__).parents[3] / "lifecycle/on_create.sh"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
-@pytest.mark.parametrize("there", ["resource_config.json", "provisioning_parameters.json"])
-def test_a_node_that_has_one_of_hyperpods_files_is_not_taken_for_another(tmp_path: Path, there: str) -> None:
-    if Path("/etc/holdfast/provisioning_parameters.json").exists():
-        pytest.skip("this machine has HyperPod's parameters")
+def test_hyperpods_older_file_without_its_other_one_is_refused(tmp_path: Path) -> None:
     script = shutil.copy(_ON_CREATE, tmp_path)
-    (tmp_path / there).write_text("{}")
+    (tmp_path / "provisioning_parameters.json").write_text("{}")
     env = {"PATH": os.environ["PATH"], "HOLDFAST_HOME": str(tmp_path / "home")}
     env["SAGEMAKER_RESOURCE_CONFIG_PATH"] = str(tmp_path / "resource_config.json")
     done = run(("bash", str(script)), env=env, check=False)
-    assert done.returncode == 2 and f"on_create.sh: got {tmp_path / there} without {tmp_path}" in done.stderr
+    assert done.returncode == 2
+    assert f"on_create.sh: got {tmp_path}/provisioning_parameters.json without {tmp_path}" in done.stderr
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
+@pytest.mark.parametrize("older", [True, False])
+def test_a_hyperpod_node_is_provisioned_with_or_without_the_older_file(tmp_path: Path, older: bool) -> None:
+    """The rest of on_create.sh, with a Holdfast that is installed and only prints its arguments."""
+    script, home, log = shutil.copy(_ON_CREATE, tmp_path), tmp_path / "home", tmp_path / "log"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/python").write_text(f'#!/bin/bash\necho "$@" >{log}\n')
+    (home / "bin/python").chmod(0o755)
+    (home / "source").write_text(f"{tmp_path}/wheel\n")
+    (tmp_path / "wheel").touch()
+    (tmp_path / "resource_config.json").write_text(json.dumps(_NEW))
+    if older:
+        (tmp_path / "provisioning_parameters.json").write_text("{}")
+    text = Path(script).read_text().replace("/etc/holdfast", f"{tmp_path}/etc").replace("/var/log", f"{tmp_path}/log.d")
+    Path(script).write_text(text)
+    env = {"PATH": os.environ["PATH"], "HOLDFAST_HOME": str(home)}
+    env["SAGEMAKER_RESOURCE_CONFIG_PATH"] = str(tmp_path / "resource_config.json")
+    done = run(("bash", str(script), "--source", f"{tmp_path}/wheel", "--dry-run"), env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    asked = f"-I -m launcher node provision --resource-config {tmp_path}/resource_config.json --dry-run"
+    assert log.read_text().split() == asked.split()
+    assert (tmp_path / "etc/provisioning_parameters.json").exists() is older
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")

@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 from provision_kit import LUSTRE_ADDRESS, Killed, Programs, bare, node_of
 
+from lifecycle.errors import NodeUsageError
+from lifecycle.provision.hook_settings import read_hook_settings
 from lifecycle.provision.plan import choose
 from lifecycle.provision.step import ProvisionedNode
 from lifecycle.provision.walk import Ending, StepOutcome, walk
 from lifecycle.versions import pin, table
 from slurm.command import run
+from slurm.hooks.places import Places
+from slurm.hooks.settings import HookSettings, read_settings
 
 _EFA = pin().efa
 
@@ -347,6 +351,57 @@ def test_the_hooks_are_written_once_and_the_admins_settings_stay(tmp_path: Path)
     (tmp_path / "etc/slurm/holdfast/prolog.sh").write_text("exit 1\n")
     assert _one("hooks", node).ending is Ending.DONE, "a script that was changed is put right"
     assert settings.read_text() == "drain: on\n"
+    assert _read_by_hooks(tmp_path) == ("on", "")
+
+
+def _read_by_hooks(root: Path) -> tuple[str, str]:
+    found, problem = read_settings(Places(root))
+    return found.drain, problem
+
+
+def test_settings_of_the_hooks_are_compiled_after_a_change_and_only_if_they_are_valid(tmp_path: Path) -> None:
+    node = node_of(bare(tmp_path))
+    assert _one("hooks", node).ending is Ending.DONE
+    settings = tmp_path / "etc/holdfast/hooks.yaml"
+    settings.write_text("drain: 'on'\n")
+    assert "was changed after it was compiled" in _read_by_hooks(tmp_path)[1]
+    assert _one("hooks", node).ending is Ending.DONE
+    assert _read_by_hooks(tmp_path) == ("on", "")
+    settings.write_text("drain: true\n")
+    outcome = _one("hooks", node)
+    assert outcome.ending is Ending.FAILED
+    assert outcome.reason.endswith("hooks.yaml: drain: got True, expected one of on, off")
+    assert _read_by_hooks(tmp_path)[0] == "on"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("check: deeep", "check: got 'deeep', expected one of prolog, quick"),
+        ("drian: on", "drian: unknown key, did you mean drain?"),
+        ("keep_memory_s: soon", "keep_memory_s: got 'soon', expected a number, at least 0"),
+        ("flush_memory_s: -1", "flush_memory_s: got -1, expected a number, at least 0"),
+        ("local_disk: local", "local_disk: got 'local', expected an absolute path without spaces"),
+        ("max_drained: some", "max_drained: got 'some'"),
+        ("- drain", "got a list, expected keys and values"),
+        ("x: " + "y" * (1 << 16), "got more than 65536 bytes"),
+    ],
+)
+def test_what_is_wrong_in_the_settings_of_the_hooks_is_said(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "hooks.yaml"
+    path.write_text(text)
+    with pytest.raises(NodeUsageError) as caught:
+        read_hook_settings(path)
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
+
+
+def test_what_an_administrator_may_write_means_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "hooks.yaml"
+    path.write_text("drain: on\nkeep_memory_s: 0\nmax_drained: 3\nlocal_disk: /local\ncheck: prolog\n")
+    found, _ = read_hook_settings(path)
+    assert (found.drain, found.keep_memory_s, found.max_drained) == ("on", 0.0, "3")
+    path.write_text("")
+    assert vars(read_hook_settings(path)[0]) == vars(HookSettings())
 
 
 _AS_ROOT = """

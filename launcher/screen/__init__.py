@@ -1,0 +1,8 @@
+"""The screens of `holdfast status --watch` and `holdfast top`.
+
+grid      the nodes: a cell or a character for each
+words     what happens next, and other facts in words
+job       the screen of one job
+jobs      the screen of all jobs
+show      draws a screen again and again, on a terminal or into a pipe
+"""

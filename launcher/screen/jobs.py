@@ -1,0 +1,111 @@
+"""The screen of all jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from launcher.history.status import JobStatus
+from launcher.history.view import age, state_style
+from launcher.outcome import EXIT_CODES
+from launcher.registry import KnownJob
+from launcher.screen.words import sparkline
+from lifecycle.blocks import printable
+
+_GAP = 2
+_SHORT_ID, _SHORT_NAME, _BARS = 10, 12, 24
+_HEADING = ("job", "name", "state", "step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
+_SPARE = ("age", "spares", "faults", "name")  # the columns that a narrow terminal leaves out, the first one first
+_RIGHT = ("step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
+
+
+def has_ended(status: JobStatus) -> bool:
+    """Whether a job is listed among those that have ended."""
+    return status.state in (*EXIT_CODES, "lost", "unreadable")
+
+
+def jobs_lines(
+    jobs: Sequence[tuple[KnownJob, JobStatus]], *, clock: str, width: int, height: int, is_unicode: bool = True
+) -> list[Text]:
+    """The screen, line by line: first the jobs that run or wait, then those that have ended, the newest first.
+
+    Args:
+        jobs: each with its status.
+        clock: the time of day.
+        width, height: of the screen, in characters.
+        is_unicode: whether the terminal shows characters outside of ASCII.
+    """
+    ordered = sorted(jobs, key=lambda each: (has_ended(each[1]), -each[0].submitted_s))
+    states = Counter(status.state for _, status in ordered)
+    counts = [Text.assemble(f"{count} ", (state, state_style(state))) for state, count in states.most_common()]
+    head = Text("  ").join([Text(f"holdfast top  {clock}", style="bold"), *counts])
+    rows = [dict(zip(_HEADING, _cells(job, status), strict=True)) for job, status in ordered]
+    columns, widths = _fitting(rows, width)
+    left = width - sum(widths[name] for name in columns) - _GAP * len(columns)
+    lines = [head, Text(_joined({name: name for name in columns}, columns, widths), style="dim")]
+    for row, (_, status) in list(zip(rows, ordered, strict=True))[: height - 3]:
+        line = Text(_joined(row, columns, widths))
+        at = line.plain.find(status.state, widths[columns[0]])
+        line.stylize(state_style(status.state), at, at + len(status.state))
+        bars = sparkline(status.pace, min(left, _BARS), is_unicode=is_unicode) if left >= 8 else ""
+        lines.append(line.append(" " * _GAP + bars, style="green") if bars else line)
+    if len(rows) > height - 3:
+        lines.append(Text(f"and {len(rows) - (height - 3)} more: holdfast status --limit 0", style="dim"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis" if is_unicode else "crop")
+    return lines
+
+
+def job_words(job: KnownJob, status: JobStatus) -> str:
+    """The job on one line, for a pipe."""
+    speed = f"{status.steps_per_s:.3g} steps/s" if status.steps_per_s else "-"
+    ettr = f"ETTR {status.ettr:.1%}" if status.ettr is not None else "ETTR -"
+    nodes = f"{len(status.nodes) or job.nodes}+{len(status.spares)} nodes"
+    step = f"step {status.step}" if status.step else "step -"
+    return printable(
+        "  ".join((job.job_id, job.name, status.state, step, speed, nodes, f"{status.faults} faults", ettr))
+    )
+
+
+def _cells(job: KnownJob, status: JobStatus) -> tuple[str, ...]:
+    return (
+        printable(job.job_id),
+        printable(job.name),
+        printable(status.state),
+        str(status.step or "-"),
+        f"{status.steps_per_s:.3g}" if status.steps_per_s else "-",
+        str(len(status.nodes) or job.nodes or "-"),
+        str(len(status.spares) if status.attempt is not None else job.spares),
+        str(status.faults),
+        f"{status.ettr:.1%}" if status.ettr is not None else "-",
+        age(job.submitted_s),
+    )
+
+
+def _fitting(rows: Sequence[dict[str, str]], width: int) -> tuple[list[str], dict[str, int]]:
+    """The columns that the width allows, and their widths."""
+    columns = list(_HEADING)
+    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _HEADING}
+    widths["name"] = min(widths["name"], max(_SHORT_NAME, width // 6))
+
+    def too_wide() -> int:
+        return sum(widths[name] for name in columns) + _GAP * (len(columns) - 1) - width
+
+    for name in _SPARE:
+        if too_wide() > 0:
+            columns.remove(name)
+    widths["job"] = max(_SHORT_ID, widths["job"] - max(0, too_wide()))
+    return columns, widths
+
+
+def _joined(row: dict[str, str], columns: Sequence[str], widths: dict[str, int]) -> str:
+    """The row as text. Of an id that is too long the beginning is cut: the end tells jobs of one day apart."""
+    cells = []
+    for name in columns:
+        cell, space = row[name], widths[name]
+        if len(cell) > space:
+            cell = f"..{cell[2 - space :]}" if name == "job" else cell[:space]
+        cells.append(cell.rjust(space) if name in _RIGHT else cell.ljust(space))
+    return (" " * _GAP).join(cells).rstrip()

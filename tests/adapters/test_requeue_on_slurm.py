@@ -1,0 +1,39 @@
+"""A requeue on a real Slurm changes nothing in a framework's training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disturbed import HERE, ends, samples, undisturbed
+from slurm_kit import submit, write_job
+
+pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_a_requeued_job_ends_as_an_undisturbed_one(slurm_cluster: Any, tmp_path: Path, framework: str) -> None:
+    pytest.importorskip(framework)
+    script = {"transformers": "trainer_script.py", "lightning": "lightning_script.py"}[framework]
+    bare = undisturbed(script, tmp_path / "bare")
+    folder = slurm_cluster.home / f"requeued-{framework}"
+    job = {
+        "name": "adapter",
+        "script": str(HERE / script),
+        "nodes": 2,
+        "env": {"OUT": str(folder), "FAULTS": "0:1:11:9:wait", "OMP_NUM_THREADS": "1"},
+        "checkpoint": {
+            "namespace": f"requeued-{framework}",
+            "memory": {"every_steps": 3, "keep": 2},
+            "shared": {"path": "checkpoints", "every_steps": 3, "keep": 2},
+        },
+    }
+    job_id, watch = submit(slurm_cluster, write_job(slurm_cluster, folder, job))
+    watch.until(lambda: True if (folder / "waits").exists() or watch.events("job_end") else None, 120, "the fault")
+    watch.wait_for("commit", 60, tier="shared")  # a step that comes during a flush is not flushed
+    slurm_cluster.run_as_user(["scontrol", "requeue", job_id], timeout_s=20)
+    watch.wait_for("job_end", 300, outcome="done")
+    assert any((event["step"] or 0) >= 3 for event in watch.events("restore")), watch.story()
+    assert samples(folder) == samples(bare)
+    assert ends(folder) == ends(bare)

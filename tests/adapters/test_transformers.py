@@ -1,0 +1,48 @@
+"""transformers' Trainer ends with what an undisturbed run ends with, whatever happens on its way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from disturbed import KILLED, LOST, broken, ends, samples, undisturbed
+
+pytest.importorskip("transformers")
+
+SCRIPT = "trainer_script.py"
+PRELOAD = ["transformers.Trainer", "transformers.EarlyStoppingCallback"]
+
+pytestmark = pytest.mark.long(seconds=40)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return undisturbed(SCRIPT, tmp_path_factory.mktemp("bare") / "out")
+
+
+def test_a_killed_worker_and_a_lost_node_change_nothing(tmp_path: Path, bare: Path) -> None:
+    """Weights, optimizer, samples, logs, callbacks, evaluations and the best model."""
+    out = broken(SCRIPT, tmp_path, KILLED, LOST, env={}, preload=PRELOAD)
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)
+
+
+def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: Path) -> None:
+    """A node is lost and there is no spare: one rank goes on, which accumulates more. All epochs have whole steps."""
+    bare = undisturbed(SCRIPT, tmp_path / "bare", ranks=1, WORKERS="1", SAMPLES="96")
+    elastic = {"min_nodes": 1, "scaling_timeout_s": 1}
+    env = {"WORKERS": "1", "SAMPLES": "96"}
+    out = broken(SCRIPT, tmp_path, "0:1:10:9:wait", env=env, nodes=2, spares=0, elastic=elastic, preload=PRELOAD)
+    assert {step: sorted(ids) for step, ids in samples(out).items()} == {
+        step: sorted(ids) for step, ids in samples(bare).items()
+    }
+    assert (ends(out)[0]["callbacks"], ends(out)[0]["attributes"] > 0) == (ends(bare)[0]["callbacks"], True)
+
+
+@pytest.mark.faults
+def test_fsdp2_and_a_stream_continue_after_a_kill(tmp_path: Path) -> None:
+    env = {"FSDP": "1", "STREAM": "1"}
+    bare = undisturbed(SCRIPT, tmp_path / "bare", **env)
+    out = broken(SCRIPT, tmp_path, KILLED, env=env, spares=0, preload=PRELOAD)
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)

@@ -1,0 +1,65 @@
+"""What a long command waits for is told on a terminal after a while, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+from lifecycle.blocks import WaitLine
+
+DEADLINE_S = 20.0
+
+
+class Terminal(io.StringIO):
+    """Tells when something is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.is_written.set()
+        return super().write(text)
+
+
+def test_a_long_wait_is_told_on_a_terminal_and_the_line_is_removed() -> None:
+    out = Terminal()
+    with WaitLine("asking Slurm", out, after_s=0.0):
+        assert out.is_written.wait(DEADLINE_S)
+    assert out.getvalue().startswith("\rasking Slurm, ") and out.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_short_wait_is_not_told() -> None:
+    out = Terminal()
+    with WaitLine("asking Slurm", out, after_s=1000.0) as line:
+        line.show("half")
+    assert out.getvalue() == ""
+
+
+def test_nothing_is_told_into_a_pipe() -> None:
+    out = io.StringIO()
+    with WaitLine("asking Slurm", out, after_s=0.0) as line:
+        line.show("half")
+    assert out.getvalue() == ""
+
+
+def test_a_program_that_forks_tells_how_far_it_has_come_without_a_thread() -> None:
+    out = Terminal()
+    before = threading.active_count()
+    with WaitLine("checking this node", out, shows_by_itself=False, after_s=0.0) as line:
+        line.show("12 of 43 checks")
+        assert threading.active_count() == before
+    assert "\rchecking this node: 12 of 43 checks, 0 s" in out.getvalue()
+
+
+def test_a_wait_that_fails_removes_its_line() -> None:
+    out = Terminal()
+    try:
+        with WaitLine("asking Slurm", out, shows_by_itself=False, after_s=0.0) as line:
+            line.show()
+            raise OSError
+    except OSError:
+        assert out.getvalue().endswith("\r\x1b[K")
