@@ -22,6 +22,8 @@ EXIT_CODES = {
     "too_few_nodes": 12,
     "cancelled": 13,
     "fabric": 14,
+    "unsaved": 15,
+    "unrestorable": 16,
 }
 
 
@@ -31,7 +33,9 @@ class Outcome:
 
     Attributes:
         name: done, stopped (continues after a requeue), halted (saved and ended on a user's request), user_error,
-            no_progress, too_few_nodes, cancelled, fabric, internal, or superseded (another supervisor decides).
+            no_progress, too_few_nodes, cancelled, fabric, unsaved (the script has ended well, and no step is in any
+            lower tier), unrestorable (there are steps, and none can be restored), internal, or superseded (another
+            supervisor decides).
         step: the newest finished step; None if none is known.
         exit_code: the job's exit code for this outcome.
         reason: the reason in words; for done, the saves that are missing.

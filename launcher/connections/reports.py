@@ -23,6 +23,7 @@ from launcher.core.inputs import (
     Progress,
     Reported,
     Restored,
+    RestoreRefused,
     StacksTaken,
     StopHandled,
     Terminated,
@@ -170,6 +171,8 @@ def _monitor(node: str, message: Message) -> Input | None:
     if name == "commit":
         step, tier = event.pop("step"), event.pop("tier")
         return Committed(attempt=attempt, step=step, tier=tier, fields=_free(event))
+    if name == "restore_refused":
+        return RestoreRefused(node=node, attempt=attempt, reason=str(event["reason"]))
     return Reported(node=node, attempt=attempt, event=name, fields=_free(event)) if name in _RECORDED else None
 
 

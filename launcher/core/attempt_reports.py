@@ -5,7 +5,16 @@ from __future__ import annotations
 from launcher.core import boosters
 from launcher.core.attempt import AT_WORK, BEFORE_END
 from launcher.core.commands import Order, Send
-from launcher.core.faults import ENVIRONMENT, FABRIC, NODE_LOST, PREEMPTED, PROCESS_EXIT, RUNNER_LOST, Fault
+from launcher.core.faults import (
+    ENVIRONMENT,
+    FABRIC,
+    NODE_LOST,
+    PREEMPTED,
+    PROCESS_EXIT,
+    RUNNER_LOST,
+    UNRESTORABLE,
+    Fault,
+)
 from launcher.core.inputs import (
     Committed,
     FabricMissed,
@@ -15,6 +24,7 @@ from launcher.core.inputs import (
     NodeLost,
     Progress,
     Reported,
+    RestoreRefused,
     StacksTaken,
     StopHandled,
     WorkersEnded,
@@ -148,6 +158,10 @@ def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
     else:
         what = "training is slower than it could be (fabric: prefer)"
         turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
+
+
+def on_restore_refused(turn: Turn, given: RestoreRefused) -> None:
+    turn.add_fault(Fault(kind=UNRESTORABLE, node=None, reason=given.reason))
 
 
 def on_stop_handled(turn: Turn, given: StopHandled) -> None:

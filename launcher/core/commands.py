@@ -257,7 +257,8 @@ class EndJob:
 
     Attributes:
         reason: the reason in words; for halted, why the ranks could not save in the stop, or "".
-        outcome: done, stopped, halted, user_error, no_progress, too_few_nodes, cancelled, fabric or internal.
+        outcome: done, stopped, halted, user_error, no_progress, too_few_nodes, cancelled, fabric,
+            unrestorable or internal.
     """
 
     outcome: str

@@ -191,6 +191,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.Progress: attempt_reports.on_progress,
     given_.FirstStep: attempt_reports.on_first_step,
     given_.FabricMissed: attempt_reports.on_fabric_missed,
+    given_.RestoreRefused: attempt_reports.on_restore_refused,
     given_.StopHandled: attempt_reports.on_stop_handled,
     given_.StacksTaken: attempt_reports.on_stacks_taken,
     given_.Reported: attempt_reports.on_reported,

@@ -13,6 +13,7 @@ USER_ERROR = "user_error"  # a worker ended with an exception of the script itse
 AGENT_LOST = "agent_lost"  # no checkpoint agent for the restore
 START_TIMEOUT = "start_timeout"  # a node or its workers did not come up in time
 FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
+UNRESTORABLE = "unrestorable"  # lower tiers have steps, and none can be restored
 HANG = "hang"  # the workers run but make no steps
 NODE_LOST = "node_lost"  # silent, or its runner's connection closed
 RUNNER_LOST = "runner_lost"  # the runner reports that it cannot start workers

@@ -189,6 +189,15 @@ class FabricMissed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreRefused:
+    """The agents do not let training begin: lower tiers have steps, and none can be restored."""
+
+    node: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StopHandled:
     """A node has sent a stop to workers without checkpoint agents.
 
@@ -460,6 +469,7 @@ Input = (
     | Progress
     | FirstStep
     | FabricMissed
+    | RestoreRefused
     | StopHandled
     | StacksTaken
     | Reported

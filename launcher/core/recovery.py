@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.core.faults import FABRIC
+from launcher.core.faults import FABRIC, UNRESTORABLE
 from launcher.core.gains import RAN_S, Gains
 from launcher.core.state import RestartLimits
 
@@ -58,6 +58,8 @@ def choose_rung(
     """
     if gains.kind == FABRIC:  # every further attempt would have the same fault
         return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
+    if gains.kind == UNRESTORABLE:  # only a person can say whether to begin again at step 0
+        return Decision(action="stop", outcome="unrestorable", reason=reason)
     if gains.error_repeats:
         return Decision(action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}")
     if gains.new_suspect and has_spare and gains.restarts < limits.max_restarts:  # another node may gain something

@@ -16,7 +16,8 @@ Event = Mapping[str, Any]
 
 STATES = (
     "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "lost",
-    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal",
+    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved",
+    "unrestorable", "internal",
 )  # fmt: skip
 _LAST_EVENTS = 8
 _LAST_RECOVERIES = 8
@@ -51,7 +52,7 @@ class JobStatus:
     Attributes:
         state: "pending", "starting", "running" (the workers run and have reported no step yet), "training",
             "recovering", "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
-            "no_progress", "too_few_nodes", "cancelled", "fabric", "internal".
+            "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved", "unrestorable", "internal".
         reason: the cause, where the state has one.
         stop: a user's request to save and end, in words; None if there is none.
         run_id: the run's identity through all its requeues.

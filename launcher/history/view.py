@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-_FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "internal", "lost")
+_FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "unsaved", "unrestorable", "internal", "lost")
 _ENDED_WELL = ("done", "halted")
 _SHORT = {"memory": "mem"}  # names of tiers on the line of a narrow terminal
 

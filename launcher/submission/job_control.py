@@ -27,7 +27,10 @@ from launcher.supervisor_process import Process
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
 
-OUTCOMES = ("done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal")
+OUTCOMES = (
+    "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved", "unrestorable",
+    "internal",
+)  # fmt: skip
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
 _WAIT_POLL_S = 0.5

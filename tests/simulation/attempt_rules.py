@@ -108,6 +108,13 @@ def _fabric_missed(its: Decided, message: given.FabricMissed) -> Iterator[str]:
         yield "it is no fault"
 
 
+def _restore_refused(its: Decided, message: given.RestoreRefused) -> Iterator[str]:
+    attempt = its.after.attempt
+    is_fault = attempt is not None and any(fault.kind == "unrestorable" for fault in attempt.faults)
+    if its.is_same_attempt and not is_fault:
+        yield "it is no fault"
+
+
 def _stop_handled(its: Decided, message: given.StopHandled) -> Iterator[str]:
     attempt = its.after.attempt
     assert attempt is not None
@@ -185,6 +192,7 @@ RULES: dict[type, Rule] = {
     given.FirstStep: _first_step,
     given.Committed: _committed,
     given.FabricMissed: _fabric_missed,
+    given.RestoreRefused: _restore_refused,
     given.StopHandled: _stop_handled,
     given.StacksTaken: _stacks_taken,
     given.Restored: _restored,

@@ -248,6 +248,14 @@ def _fabric_missed(rng: random.Random, state: State) -> Any:
     return given.FabricMissed(node=node, attempt=attempt.number, problem="NCCL uses sockets", is_required=is_required)
 
 
+def _restore_refused(rng: random.Random, state: State) -> Any:
+    attempt = _at_work(state)
+    node = _rank(rng, attempt) if attempt is not None and not attempt.restored else None
+    if attempt is None or node is None:
+        return None
+    return given.RestoreRefused(node=node, attempt=attempt.number, reason="step 30: written by Holdfast 9")
+
+
 def _stop_handled(rng: random.Random, state: State) -> Any:
     attempt = _at_work(state)
     node = _rank(rng, attempt) if attempt is not None and attempt.stop_sent else None
@@ -385,7 +393,8 @@ def _timer(rng: random.Random, state: State) -> Any:
 _MAKERS: tuple[Maker, ...] = (
     _node_joined, _booster_joined, _booster_joined, _node_warm, _node_lost, _holder_lost, _node_broken, _isolation,
     _stood_still, _launch_ended, _workers_started, _workers_ended, _workers_killed, _progress, _first_step, _committed,
-    _fabric_missed, _stop_handled, _restored, _agents_rejoined, _agent_lost, _agents_ended, _unusable, _explained,
+    _fabric_missed, _restore_refused, _stop_handled, _restored, _agents_rejoined, _agent_lost, _agents_ended,
+    _unusable, _explained,
     _time_left, _folder_probed, _events_written, _own_seen, _allocation_asked, _allocations_seen, _terminated,
     _time_warned, _cancel, _timer,
 )  # fmt: skip

@@ -59,6 +59,8 @@ class RestoreLeader(Part):
             plan, _ = await asyncio.gather(self._find(), self._lease.take())
         except Exception as error:
             log.exception("no restore agreed")
+            if isinstance(error, NoneRestorable):
+                self._listener.to_monitors("restore_refused", reason=str(error))
             await self._call("no_restore", reason=str(error))
             return
         same_world = plan.world_size == self._place.world_size

@@ -151,6 +151,7 @@ TO_RUNNER = Way("agent", "runner", {
     "restore_plan": message("The step that is restored, and the ranks of each source of shards.",
         step=int, attempt_of_step=int | None, tier=str, namespace=str, skipped=list, left=list, sources=dict,
         seconds=float),
+    "restore_refused": message("Lower tiers have steps, and none can be restored. Training may not begin.", reason=str),
     "loaded": message("All ranks of the node have loaded this step.",
         step=int, tier=str, namespace=str, newest=int | None, seconds=float, optional="newest"),
     "line": message(
