@@ -64,7 +64,7 @@ def recoveries(events: Iterable[Mapping[str, Any]], failed_at: Mapping[str, floa
                 fault = None
             elif under_way:  # a further fault during the recovery: the same recovery, with the last attempt's rung
                 found[-1] = dataclasses.replace(found[-1], rung=event["rung"], workers_s=None)
-        elif not found:
+        elif not under_way:  # later attempts, as after a resize, are no part of it
             continue
         elif kind == "restore":
             found[-1] = dataclasses.replace(found[-1], step_resumed=event["step"], restored_from=event["tier"])

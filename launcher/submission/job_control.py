@@ -40,6 +40,11 @@ def status_now(job: KnownJob) -> JobStatus:
         status = status_of(read_events(job.folder / "events.jsonl"))
     except OSError as error:
         return JobStatus(state="unreadable", reason=f"{job.folder}/events.jsonl: {error.strerror}")
+    return corrected(job, status)
+
+
+def corrected(job: KnownJob, status: JobStatus) -> JobStatus:
+    """The status that a job's events give, corrected by the state of its process or of its Slurm job."""
     if status.state in OUTCOMES:
         return status
     request = StopRequest.read(job.folder)
