@@ -1,4 +1,4 @@
-"""Runs the observer: `python -m launcher.observer JOB_DIR STARTED_S`."""
+"""Runs the observer: `python -m launcher.observer JOB_DIR JOB_ID STARTED_S`."""
 
 import sys
 

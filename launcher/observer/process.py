@@ -23,7 +23,7 @@ from launcher.notify import Metrics
 from launcher.observer.delivery import Delivery, Heartbeat
 from launcher.observer.notices import Notices
 from launcher.plain_file import read_json
-from launcher.report.live import LiveFacts
+from launcher.report.live import EventFollower, LiveFacts
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ _LOOK_S = 0.5
 _OLD_S = 86400.0  # a metrics file of an ended job
 
 
-def main(job_dir: str, started_s: str) -> int:
+def main(job_dir: str, job_id: str, started_s: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm sends them to all processes of the batch step
     folder = Path(job_dir)
-    Observer(folder, read_job(folder), float(started_s)).run()
+    Observer(folder, read_job(folder), job_id, float(started_s)).run()
     return 0
 
 
@@ -48,22 +48,24 @@ class Observer:
     Args:
         job_dir: the job's folder.
         spec: the job.
+        job_id: its id.
         started_s: when its supervisor started, in seconds since the epoch.
     """
 
-    def __init__(self, job_dir: Path, spec: JobSpec, started_s: float) -> None:
+    def __init__(self, job_dir: Path, spec: JobSpec, job_id: str, started_s: float) -> None:
         self._dir = job_dir
         self._spec = spec
         self._started_s = started_s
-        self._live = LiveFacts(job_dir / "events.jsonl")
-        self._job_id = os.environ.get("SLURM_JOB_ID") or job_dir.name
+        self._follower = EventFollower(job_dir / "events.jsonl")
+        self._job_id = job_id
         notify = spec.notify
         sees_steps = spec.checkpoint is not None or spec.progress is not None
         self._notices = notify and Notices(
             notify, spec.name, self._job_id, has_spares=spec.spares > 0, sees_steps=sees_steps
         )
         self._delivery = notify and Delivery(notify)
-        self._metrics = spec.metrics and _MetricsOutput(spec.metrics, spec.name, self._job_id, self._live)
+        live = LiveFacts(job_dir / "events.jsonl")  # scrapes read on when they come, notices in their own time
+        self._metrics = spec.metrics and _MetricsOutput(spec.metrics, spec.name, job_id, live)
         self._seen = 0
         self._sent = self._read_sent()
         self._term: int | None = None  # of our supervisor
@@ -86,7 +88,7 @@ class Observer:
     def look(self, now_s: float) -> bool:
         """Read on and tell what is new. Returns False if another supervisor has taken over."""
         try:
-            events = self._live.new_events()
+            events = self._follower.new()
         except OSError as error:  # the file system may be back at the next look
             log.warning("the events cannot be read: %s", error.strerror)
             return True

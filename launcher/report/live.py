@@ -10,63 +10,73 @@ from launcher.report.facts import FactsFold, RunFacts
 from launcher.tail import Tail
 
 
+class EventFollower:
+    """Gives each event of a job once, in order, without those of a supervisor that was taken over.
+
+    Args:
+        events: the job's events.jsonl. A file that does not exist yet counts as empty.
+
+    Attributes:
+        replaced: how often the file had become shorter, as after a new run in an emptied folder. It is then read anew.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._path = events
+        self._tail = Tail(events)
+        self._highest_term = 0
+        self._size_bytes = 0
+        self.replaced = 0
+
+    def new(self) -> list[Event]:
+        """The events since the last call.
+
+        Raises:
+            OSError: the file cannot be read, or is a pipe, a socket or a device.
+        """
+        if self._is_replaced():
+            self._tail, self._highest_term = Tail(self._path), 0
+            self.replaced += 1
+        return [event for event in self._tail.events() if self._is_of_ruler(event)]
+
+    def _is_replaced(self) -> bool:
+        try:
+            before, self._size_bytes = self._size_bytes, self._path.stat().st_size
+        except FileNotFoundError:
+            before, self._size_bytes = self._size_bytes, 0
+        return self._size_bytes < before
+
+    def _is_of_ruler(self, event: Event) -> bool:
+        """Whether no other supervisor had taken over before this event; see `launcher.history.events`."""
+        term = event.get("term")
+        if term is None:
+            return True
+        self._highest_term = max(self._highest_term, term)
+        return bool(term == self._highest_term)
+
+
 class LiveFacts:
-    """Follows the events of one job. Threads may share it.
+    """Follows one job. Threads may share it.
 
     Args:
         events: the job's events.jsonl. A file that does not exist yet counts as empty.
     """
 
     def __init__(self, events: Path) -> None:
-        self._path = events
+        self._follower = EventFollower(events)
+        self._fold = FactsFold()
+        self._replaced = 0
         self._lock = threading.Lock()
-        self._begin()
-
-    def new_events(self) -> list[Event]:
-        """Read on, and return the events since the last call.
-
-        Raises:
-            OSError: the file cannot be read, or is a pipe, a socket or a device.
-        """
-        with self._lock:
-            return self._read_on()
 
     def facts(self, now_s: float | None = None) -> RunFacts:
         """Read on, and return the facts after the last complete line.
 
         Raises:
-            OSError: as in new_events().
+            OSError: the file cannot be read, or is a pipe, a socket or a device.
         """
         with self._lock:
-            self._read_on()
+            events = self._follower.new()
+            if self._follower.replaced != self._replaced:
+                self._fold, self._replaced = FactsFold(), self._follower.replaced
+            for event in events:
+                self._fold.add(event)
             return self._fold.facts(now_s)
-
-    def _begin(self) -> None:
-        self._tail = Tail(self._path)
-        self._fold = FactsFold()
-        self._highest_term = 0
-        self._size_bytes = 0
-
-    def _read_on(self) -> list[Event]:
-        if self._is_replaced():
-            self._begin()
-        events = [event for event in self._tail.events() if self._is_of_ruler(event)]
-        for event in events:
-            self._fold.add(event)
-        return events
-
-    def _is_replaced(self) -> bool:
-        """Whether the file is shorter than it was, as after a run in an emptied folder."""
-        try:
-            before, self._size_bytes = self._size_bytes, self._path.stat().st_size
-        except FileNotFoundError:
-            return self._size_bytes > 0
-        return self._size_bytes < before
-
-    def _is_of_ruler(self, event: Event) -> bool:
-        """Whether no other supervisor has taken over before this event; see `launcher.history.events`."""
-        term = event.get("term")
-        if term is None:
-            return True
-        self._highest_term = max(self._highest_term, term)
-        return bool(term == self._highest_term)

@@ -21,6 +21,7 @@ from launcher.processes import die_with_parent
 from launcher.runner.last_words import LastWords
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
+from launcher.runner.trackers import tracker_variables
 
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
@@ -50,6 +51,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
         "TORCHELASTIC_RESTART_COUNT": str(task["attempt"]),
         "TORCHELASTIC_MAX_RESTARTS": str(task["max_restarts"]),
     }
+    os.environ |= tracker_variables(os.environ)
     script = task["script"]
     sys.argv = [script, *task["args"]]
     sys.path.insert(0, os.path.dirname(script))

@@ -61,7 +61,7 @@ def supervise_here(
     try:
         if take_over is None:
             prepare(spec, job_dir)
-        with log_to(job_dir / "log" / "supervisor.log"), observed(spec, job_dir):
+        with log_to(job_dir / "log" / "supervisor.log"), observed(spec, job_dir, cluster):
             opened = open_cluster(cluster, spec, job_dir)
             supervisor = Supervisor(spec, job_dir, opened, events, take_over, predecessor_is_silent)
             return asyncio.run(supervisor.run())

@@ -251,7 +251,7 @@ class Told:
 
 
 def observer_of(folder: Path, started_s: float) -> tuple[Observer, list[str]]:
-    observer = Observer(folder, spec_of(folder.parent, notify={"webhook": "/x"}), started_s)
+    observer = Observer(folder, spec_of(folder.parent, notify={"webhook": "/x"}), "7", started_s)
     return observer, Told(observer).kinds
 
 
@@ -273,6 +273,17 @@ def test_what_an_earlier_run_did_in_the_folder_is_no_news(folder: Path) -> None:
     written(folder, [event(302, "job_start", run_id="x"), event(310, "job_end", outcome="cancelled")], term=2)
     observer.look(311)
     assert told_now == ["end"]
+
+
+def test_a_scrape_takes_no_notice_away(folder: Path, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, notify={"webhook": "/x"}, metrics={"textfile": str(tmp_path)})
+    observer = Observer(folder, spec, "7", 0)
+    told_now = Told(observer).kinds
+    written(folder, [*START, LOST_NODE[0]])
+    assert observer._metrics is not None
+    observer._metrics.write()
+    observer.look(40)
+    assert told_now == ["fault"] and "node_lost" in (tmp_path / "holdfast-7.prom").read_text()
 
 
 def test_a_record_that_cannot_be_read_for_a_while_ends_no_observer(folder: Path) -> None:
@@ -299,7 +310,7 @@ def test_the_process_tells_and_measures_until_its_supervisor_ends(
         metrics={"textfile": str(tmp_path / "prom"), "every_s": 1},
     )
     prepare(spec, folder)
-    with observed(spec, folder):
+    with observed(spec, folder, "local"):
         until((tmp_path / "alive").exists)
         now_s = time.time()
         written(folder, [each | {"time": now_s + each["time"]} for each in [*START, *LOST_NODE]])
@@ -308,15 +319,15 @@ def test_the_process_tells_and_measures_until_its_supervisor_ends(
     lines = [json.loads(body)["text"] for _, body in receiver.got]
     assert len(lines) == 3 and "node_lost on n2" in lines[0] and "hang" in lines[1] and "end: done" in lines[2]
     (metrics,) = (tmp_path / "prom").iterdir()
-    assert re.fullmatch(r"holdfast-\w+\.prom", metrics.name) and metrics.stat().st_mode & 0o777 == 0o644
-    assert re.search(r'holdfast_job_state\{job_id="\w+",state="done"\} 1.0', metrics.read_text())
+    assert metrics.name == "holdfast-7.prom" and metrics.stat().st_mode & 0o777 == 0o644
+    assert re.search(r'holdfast_job_state\{job_id="7",state="done"\} 1.0', metrics.read_text())
     assert "# EOF" not in metrics.read_text(), "node_exporter reads Prometheus' text format"
     assert "S3CRET" not in "".join(path.read_text() for path in (folder / "log").iterdir())
     assert "S3CRET" not in (folder / "events.jsonl").read_text() and (folder / STATE_FILE).exists()
 
 
 def test_a_job_that_asks_for_nothing_has_no_observer(folder: Path, tmp_path: Path) -> None:
-    with observed(spec_of(tmp_path), folder):
+    with observed(spec_of(tmp_path), folder, "local"):
         assert not (folder / "log" / "observer.log").exists()
 
 

@@ -39,7 +39,7 @@ def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]
     path.write_text(script)
     task = {"script": str(path), "args": ["x"], "log_dir": str(folder), "attempt": 2, "max_restarts": 5}
     argv = [sys.executable, "-c", RUN.format(task=task)]
-    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
+    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "HOLDFAST_RUN_ID": "local-7"}
     return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True)
 
 
@@ -169,3 +169,8 @@ def test_frames_that_lead_to_the_script_are_left_out() -> None:
 def test_traceback_without_the_script_stays_whole() -> None:
     text = 'Traceback (most recent call last):\n  File "x.py", line 1\nSyntaxError: bad\n'
     assert script_traceback(text, "/job/train.py") == text
+
+
+def test_a_script_finds_the_run_that_its_tracker_continues(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['WANDB_RUN_ID'], os.environ['WANDB_RESUME'])"
+    assert run_as_rank(tmp_path, script) == (0, ["local-7 allow"])
