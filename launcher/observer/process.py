@@ -57,15 +57,18 @@ class Observer:
         self._spec = spec
         self._started_s = started_s
         self._follower = EventFollower(job_dir / "events.jsonl")
-        self._job_id = job_id
         notify = spec.notify
         sees_steps = spec.checkpoint is not None or spec.progress is not None
-        self._notices = notify and Notices(
-            notify, spec.name, self._job_id, has_spares=spec.spares > 0, sees_steps=sees_steps
-        )
-        self._delivery = notify and Delivery(notify)
-        live = LiveFacts(job_dir / "events.jsonl")  # scrapes read on when they come, notices in their own time
-        self._metrics = spec.metrics and _MetricsOutput(spec.metrics, spec.name, job_id, live)
+        self._notices: Notices | None = None
+        self._delivery: Delivery | None = None
+        self._metrics: _MetricsOutput | None = None
+        if notify is not None:
+            has_spares = spec.spares > 0
+            self._notices = Notices(notify, spec.name, job_id, has_spares=has_spares, sees_steps=sees_steps)
+            self._delivery = Delivery(notify)
+        if spec.metrics is not None:
+            live = LiveFacts(job_dir / "events.jsonl")  # scrapes read on when they come, notices in their own time
+            self._metrics = _MetricsOutput(spec.metrics, spec.name, job_id, live)
         self._seen = 0
         self._sent = self._read_sent()
         self._term: int | None = None  # of our supervisor
