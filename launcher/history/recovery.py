@@ -57,9 +57,7 @@ class RecoveryFold:
     def add(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event")
         under_way = bool(self.found) and self.found[-1].next_step_s is None
-        if (
-            kind == "fault" and event.get("attempt", 0) is None
-        ):  # of a node that does not train: nothing recovers from it
+        if kind == "fault" and event.get("attempt", 0) is None:  # of a node that does not train
             return
         if kind == "fault" and self.pending is None and not under_way:
             self.pending = self._noticed(event)
@@ -72,7 +70,7 @@ class RecoveryFold:
                 self.pending = None
             elif under_way:  # a further fault during the recovery: the same recovery, with the last attempt's rung
                 self.found[-1] = replace(self.found[-1], rung=str(event.get("rung")), workers_s=None)
-        elif self.found:
+        elif under_way:  # later attempts, as after a resize, are no part of it
             self.found[-1] = self._continued(self.found[-1], event)
 
     def known(self) -> list[Recovery]:
