@@ -199,7 +199,7 @@ class Executor(submitit.AutoExecutor):
         check_modules(spec, os.environ)
         if spec.checkpoint and spec.checkpoint.shared:
             waits = self.cluster == "slurm" and any(map(self._executor.option, ("dependency", "begin")))
-            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, waits=waits)
+            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, spec.name, waits=waits)
         if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
             _log.warning("%s", remark)
         if self.cluster == "slurm":
@@ -308,16 +308,16 @@ def check_seen_by_nodes(folder: Path, spec: JobSpec) -> None:
         )
 
 
-def _check_shared(path: str, namespace: str, *, waits: bool) -> None:
+def _check_shared(path: str, namespace: str, name: str, *, waits: bool) -> None:
     """Check that the job may have its namespace in the shared tier. An uncertain state of another run refuses nothing,
     because the agents look again when the job starts.
 
     Args:
-        path, namespace: those of the job.
+        path, namespace, name: those of the job.
         waits: whether the job is to start after others have ended.
 
     Raises:
-        UsageError: it cannot be used, or a running job has it.
+        UsageError: it cannot be used, it belongs to a job of another name, or a running job has it.
     """
     from ckpt import CheckpointError, check_shared
 
@@ -325,6 +325,8 @@ def _check_shared(path: str, namespace: str, *, waits: bool) -> None:
         claim = check_shared(path, namespace)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
+    if claim is not None and (why := claim.why_not_for(dataclasses.replace(claim, name=name, script=""))) is not None:
+        raise UsageError(f"checkpoint.namespace: {namespace} in {path} {why}")
     if claim is not None and not waits and (state := run_liveness.running(claim.run_id)):
         raise UsageError(
             f"checkpoint.namespace: {namespace} is in use in the shared tier by {claim} ({state}); wait for its end, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -413,6 +414,13 @@ def _overridden(mapping: Any, overrides: Mapping[str, Any]) -> Any:
     return data
 
 
+def _is_shared_by_projects(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether checkpoints go to a place outside of the job file's folder: an absolute path, or a bucket."""
+    shared = checkpoint.get("shared")
+    path = shared.get("path") if isinstance(shared, Mapping) else None
+    return bool(checkpoint.get("s3")) or (isinstance(path, str | os.PathLike) and os.path.isabs(path))
+
+
 def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
     """Adds the defaults that depend on other keys to a job file's keys; returns these and problems that were found."""
     if not isinstance(mapping, Mapping):
@@ -449,6 +457,11 @@ def _filled_in(mapping: Any, base_dir: Path) -> tuple[Any, Any]:
         data["elastic"] = {**elastic, "booster": booster}
     if isinstance(checkpoint := data.get("checkpoint"), Mapping):
         name = str(data["name"])
+        if "name" not in mapping and "namespace" not in checkpoint and _is_shared_by_projects(checkpoint):
+            found["checkpoint", "namespace"] = (
+                "missing, expected it or `name`, because another project may have a script of this name, and save to "
+                "the same place"
+            )
         data["checkpoint"] = {"namespace": name if re.fullmatch(_NAME, name) else "x", **checkpoint}
         if isinstance(bucket := checkpoint.get("s3"), Mapping):
             is_s3 = str(bucket.get("url")).startswith("s3://")

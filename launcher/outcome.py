@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class Outcome:
             supervisor decides).
         step: the newest finished step; None if none is known.
         exit_code: the job's exit code for this outcome.
-        reason: the reason in words; for done, the saves that are missing.
+        reason: the reason in words; for done, the steps that are kept, and the saves that are missing.
         seconds: time since this supervisor started.
     """
 
@@ -71,10 +72,32 @@ def kept(status: JobStatus, why_unsaved: str) -> str:
         status: the job's status.
         why_unsaved: why the ranks did not save at the stop; "" if they did.
     """
-    lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
-    steps = ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
     unsaved_at_stop = f"the ranks did not save in the stop: {why_unsaved}; " if why_unsaved else ""
-    return f"stopped for good, as asked; {unsaved_at_stop}kept: {steps or 'no step: none was saved below memory'}"
+    steps = _below_memory(status) or "no step: none was saved below memory"
+    return f"stopped for good, as asked; {unsaved_at_stop}kept: {steps}"
+
+
+def done(status: JobStatus) -> str:
+    """The reason of a job that is done: where its newest step is, and each time it has not continued the newest one."""
+    words = []
+    if status.committed:
+        words.append(f"kept: {_below_memory(status) or 'no step: memory is freed with the job'}")
+    return "; ".join([*words, *status.went_back])
+
+
+def is_unsaved(status: JobStatus, tiers: Collection[str]) -> bool:
+    """Whether a job that is done has tried to save, and no lower tier has a step.
+
+    Args:
+        tiers: the names of the lower tiers that the job file asks for.
+    """
+    has_tried = bool(status.committed or status.failed_saves)
+    return bool(tiers) and has_tried and not any(tier in status.committed for tier in tiers)
+
+
+def _below_memory(status: JobStatus) -> str:
+    lower = {tier: step for tier, step in status.committed.items() if tier != "memory"}
+    return ", ".join(f"step {step} in {tier}" for tier, step in lower.items())
 
 
 def unsaved(status: JobStatus) -> str:

@@ -6,6 +6,7 @@ is found before the job is submitted.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -57,7 +58,13 @@ def name_and_check(data: dict[str, Any], base_dir: Path, found: dict[tuple[str |
             found["command",] = problem
         if "name" not in data:
             found["name",] = "missing, expected a name for the job, because a command gives it none"
-    data.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", stem)[:128])
+    data.setdefault("name", derived_name(stem))
+
+
+def derived_name(stem: str) -> str:
+    """A job's name, made from that of its script. Names that differ only in other letters stay different."""
+    name = re.sub(r"[^A-Za-z0-9_.-]|^[^A-Za-z0-9]", "x", stem)[:128]
+    return name if name == stem else f"{name[:119]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
 
 
 def script_problem(path: Path) -> str:

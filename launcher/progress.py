@@ -91,7 +91,8 @@ def _follow(job: KnownJob, process: Process | None, view: _View) -> int:
                 process.interrupt()
                 view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
     if interrupts and Outcome.read(job.folder) is None:
-        view.say("cancelled before it began")
+        began = view.status().state != "pending"
+        view.say(f"cancelled; {job.folder} has no outcome of it" if began else "cancelled before it began")
         return EXIT_CANCELLED
     return view.conclude()
 
@@ -124,7 +125,8 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
     if outcome in ("done", "halted") and result.reason:
-        console.print(Escaped(Text(result.reason, style="yellow")), soft_wrap=True)
+        style = "yellow" if status.unsaved or status.went_back else ""
+        console.print(Escaped(Text(result.reason, style=style)), soft_wrap=True)
     if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"

@@ -57,7 +57,7 @@ class RecoveryFold:
     def add(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event")
         under_way = bool(self.found) and self.found[-1].next_step_s is None
-        if kind == "fault" and event.get("attempt", 0) is None:  # of a node that does not train
+        if kind == "fault" and event.get("attempt", 0) is None:  # the node does not train: nothing recovers
             return
         if kind == "fault" and self.pending is None and not under_way:
             self.pending = self._noticed(event)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.core.faults import PREEMPTED
+from launcher.history.descent import in_words
 from launcher.history.pace import Pace
 from launcher.history.recovery import Recovery, RecoveryFold
 from launcher.history.size import BoostersNow, LostTime, Size
@@ -81,6 +82,7 @@ class JobStatus:
         recoveries: the last recoveries, oldest first. One with an empty rung has only its fault so far.
         pace: the steps per second since the first start, in equal parts of the time, oldest first.
         waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
+        went_back: the last times that the job continued from an older step than the newest one, or from none, in words.
         node_steps: from node to the step of its slowest rank now, if it is known. Not from the events.
     """
 
@@ -111,6 +113,7 @@ class JobStatus:
     recoveries: tuple[Recovery, ...] = ()
     pace: tuple[float, ...] = ()
     waits_until_s: float | None = None
+    went_back: tuple[str, ...] = ()
     node_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -294,6 +297,15 @@ class StatusFold:
         step = event.get("step") or 0
         self._go_on_from(step)
         self._set(step=step)
+
+        self._note_descent(event)
+
+    def _on_line(self, event: Event) -> None:
+        self._note_descent(event)
+
+    def _note_descent(self, event: Event) -> None:
+        if (words := in_words(event)) is not None:
+            self._set(went_back=(*self.known.went_back, words)[-_LAST_EVENTS:])
 
     def _on_workers_started(self, event: Event) -> None:
         self._set(state="running", reason=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from launcher.history.descent import in_words, passed_over
 from launcher.history.status import Event, JobStatus
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def render(status: JobStatus, title: str) -> RenderableType:
     failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
     nothing = "nothing" if status.state in (*_FAILED, *_ENDED_WELL, "cancelled") else "nothing yet"
     facts.add_row("committed", f"{committed or nothing}{failed}")
+    for words in status.went_back:
+        facts.add_row("went back", Text(words, style="yellow"))
     if status.seconds is not None:
         facts.add_row("time", duration(status.seconds))
     if status.ettr is not None:
@@ -108,14 +111,9 @@ def describe(event: Event) -> str:
         case "attempt_start":
             return f"attempt {event.get('attempt')} ({event.get('rung')}) on {' '.join(event.get('nodes') or ())}"
         case "restore":
-            passed = "".join(
-                f"; step {each['step']} is passed over: {' '.join(each['reason'].split())}"
-                for each in event.get("skipped") or ()
-            )
             if not step:
-                left = "".join(f"; stays aside: {name}" for name in event.get("left") or ())
-                return f"nothing to restore, starting at step 0{passed}{left}"
-            return f"newest step to restore: {step}{_of(event)}, from {event.get('tier')}{taking}{passed}"
+                return in_words(event) or "nothing to restore, starting at step 0"
+            return f"newest step to restore: {step}{_of(event)}, from {event.get('tier')}{taking}{passed_over(event)}"
         case "loaded":
             newest = event.get("newest")
             older = (
@@ -125,10 +123,7 @@ def describe(event: Event) -> str:
             )
             return f"restored step {step}{_of(event)} from {event.get('tier')}{taking}{older}"
         case "line":
-            origin, newest = event.get("origin"), event.get("newest")
-            what = "begins anew, without a load" if origin is None else f"continues from step {origin}"
-            there = f"; the newest step of the namespace is {newest}" if newest is not None else ""
-            return f"a new line of steps {what}{there}; `holdfast ckpt ls` shows what stays aside"
+            return f"{in_words(event)}; `holdfast ckpt ls` shows what stays aside"
         case "finishing":
             return f"writing step {step} to {', '.join(event.get('tiers') or ())} before the end"
         case "rebuilt":

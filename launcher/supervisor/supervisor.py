@@ -31,7 +31,7 @@ from launcher.history.stored import StatusReader
 from launcher.jobfile import JobSpec
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
-from launcher.outcome import EXIT_CODES, Outcome, kept, unsaved
+from launcher.outcome import EXIT_CODES, Outcome, done, is_unsaved, kept, unsaved
 from launcher.scale_request import ScaleRequest
 from launcher.scheduler.cluster import Cluster
 from launcher.stop_request import StopRequest
@@ -315,7 +315,10 @@ class Supervisor:
         """End all processes of the job and write its result, unless the job continues after a requeue."""
         goes_on = end.outcome == "stopped"
         left = [node for node in self._cluster.nodes if not self._links.has(node)]
-        outcome = self._outcome(end.outcome, end.step, self._full_reason(end))
+        checkpoint, name = self._spec.checkpoint, end.outcome
+        if name == "done" and checkpoint is not None and is_unsaved(self._history.status(), checkpoint.lower):
+            name = "unsaved"
+        outcome = self._outcome(name, end.step, self._full_reason(end))
         for node in self._links.nodes:
             self._links.dismiss(node, forget=not goes_on or node not in self._cluster.nodes)
         await self._links.close()
@@ -350,8 +353,8 @@ class Supervisor:
         if end.outcome not in ("done", "halted"):
             return end.reason
         status = self._history.status()
-        halted = kept(status, end.reason) if end.outcome == "halted" else ""
-        return "; ".join(filter(None, (halted, unsaved(status))))
+        well = kept(status, end.reason) if end.outcome == "halted" else done(status)
+        return "; ".join(filter(None, (well, unsaved(status))))
 
     def _write_result(self, outcome: Outcome) -> None:
         self._leadership.confirm()

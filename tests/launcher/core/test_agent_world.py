@@ -230,7 +230,7 @@ def test_a_done_job_waits_for_its_agents_and_no_longer_than_allowed() -> None:
     play = training()
     play.silent = {do.Send}
     play.end_well(step=7)
-    assert play.orders(Order.RELEASE_AGENT) and not play.orders(Order.KILL)
+    assert play.orders(Order.FINISH_AGENT) and not play.orders(Order.KILL)
     play.passes(599.0)
     assert not play.orders(Order.KILL)
     play.passes(1.0)

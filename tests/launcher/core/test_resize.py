@@ -227,7 +227,7 @@ def test_a_job_that_ends_before_its_resize_is_on_disk_is_done() -> None:
     play.passes(2 * SETTLE_S)
     play.end_well(step=7)
     assert play.events("resize") and not play.orders(Order.STOP)
-    assert len(play.orders(Order.RELEASE_AGENT)) == 1, "its last step goes to the lower tiers"
+    assert len(play.orders(Order.FINISH_AGENT)) == 1, "its last step goes to the lower tiers"
     assert [event["outcome"] for event in play.events("attempt_end")] == ["done"]
 
 
