@@ -12,7 +12,11 @@
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the only record of a job, and its readers
     env/           the environment of a job's processes: lint, fabric, containers, failure domains
+    observer/      tells others what the events say: notices, heartbeats, metrics
     doctor/        checks whether a job will run here
+    report/        the facts of a job for its report, its metrics and the dashboard
+    dashboard      serves the reports of all jobs to a browser
+    notify         the sections notify and metrics of the job file
     jobfile        the job file; its parts are in elastic.py, sbatch_options.py and gpus.py
     program        what workers run, checked before submission; job_paths.py: the paths of a job file
     checkpoint_plan  calculates the space and time of a job's checkpoints

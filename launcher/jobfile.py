@@ -31,6 +31,7 @@ from launcher.elastic import (
 )
 from launcher.errors import LauncherError, UsageError
 from launcher.job_paths import with_paths_expanded
+from launcher.notify import Metrics, Notify
 from launcher.program import is_shell_script, name_and_check
 from launcher.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
 from lifecycle import LifecycleError
@@ -171,6 +172,10 @@ class JobSpec:
         default="prefer",
         example="require",
     )
+    notify: Notify | None = key(
+        "Who is told about faults, requeues and the end. Without this section nobody is told.", default=None
+    )
+    metrics: Metrics | None = key("Where the running job puts its metrics for Prometheus.", default=None)
     preload: tuple[str, ...] = key(
         "Modules, and names in modules, that each node imports once, so that a restart does not import them again.",
         default=(),
@@ -327,7 +332,12 @@ class JobSpec:
             LauncherError: the data are not from to_json().
         """
         try:
-            optional = {"elastic": Elastic.from_json, "checkpoint": CheckpointConfig.from_json}
+            optional: dict[str, Any] = {
+                "elastic": Elastic.from_json,
+                "checkpoint": CheckpointConfig.from_json,
+                "notify": Notify.from_json,
+                "metrics": lambda section: Metrics(**section),
+            }
             sections: dict[str, Any] = {
                 name: None if data[name] is None else made(data[name]) for name, made in optional.items()
             }

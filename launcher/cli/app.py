@@ -21,6 +21,7 @@ from launcher.cli.init import init
 from launcher.cli.job_command import JobCommand, SubmitCommand
 from launcher.cli.jobs import cancel, scale, stop, wait
 from launcher.cli.logs import logs
+from launcher.cli.observe import dashboard, metrics, report
 from launcher.cli.options import GROUP
 from launcher.cli.plain_command import plain
 from launcher.cli.schema import schema
@@ -95,6 +96,9 @@ app.command("status", short_help="Show the state of a job, or a list of all jobs
 app.command("top", short_help="Show all jobs, live.")(top)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("wait", short_help="Wait for a job's end; the exit code is the job's.")(wait)
+app.command("report", short_help="Write the report of a job as one HTML file.")(report)
+app.command("dashboard", short_help="Show your jobs live in a browser.")(dashboard)
+app.command("metrics", short_help="Print a job's metrics in OpenMetrics.")(metrics)
 app.command("scale", short_help="Change the number of nodes of an elastic job.")(scale)
 app.command("stop", short_help="Save, then end a job. It is not requeued.")(stop)
 app.command("cancel", short_help="End a job at once, without a save.")(cancel)

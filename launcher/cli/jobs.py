@@ -17,8 +17,9 @@ def wait(job: JobName, as_json: Json = False) -> None:
     """Wait for a job's end.
 
     The exit code is the job's: 0 done or halted, 1 internal error or lost, 10 the script failed twice with the same
-    error, 11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires. A job that is
-    requeued has not ended. Ctrl-C ends only the waiting, with 130.
+    error, 11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires, 15 done but no
+    step is in a lower tier, 16 no step of the lower tiers can be restored. A job that is requeued has not ended. Ctrl-C
+    ends only the waiting, with 130.
     """
     from launcher.history.view import ending
     from launcher.registry import find_job

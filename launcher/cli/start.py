@@ -37,7 +37,8 @@ def run(
     With --json each event is a JSON object on one line; the first has the job's id and folder.
 
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
-    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
+    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires,
+    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored.
     """
     from launcher.executor import Executor
     from launcher.progress import follow
@@ -76,7 +77,8 @@ def submit(
 
     The job's own exit code, as sacct shows it:
     0 done, 1 internal error, 10 the script failed twice with the same error,
-    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires.
+    11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires,
+    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored.
     """
     from launcher.errors import UsageError
 

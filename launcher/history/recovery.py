@@ -70,7 +70,7 @@ class RecoveryFold:
                 self.pending = None
             elif under_way:  # a further fault during the recovery: the same recovery, with the last attempt's rung
                 self.found[-1] = replace(self.found[-1], rung=str(event.get("rung")), workers_s=None)
-        elif self.found:
+        elif under_way:  # later attempts, as after a resize, are no part of it
             self.found[-1] = self._continued(self.found[-1], event)
 
     def known(self) -> list[Recovery]:

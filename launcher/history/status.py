@@ -17,7 +17,8 @@ Event = Mapping[str, Any]
 
 STATES = (
     "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "lost",
-    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal",
+    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved",
+    "unrestorable", "internal",
 )  # fmt: skip
 _LAST_EVENTS = 8
 _LAST_RECOVERIES = 8

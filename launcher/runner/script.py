@@ -26,6 +26,7 @@ from launcher.processes import die_with_parent
 from launcher.runner.last_words import LastWords
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
+from launcher.runner.trackers import tracker_variables
 
 # Python 3.10 has runpy in a file, and so prints its lines.
 _RUNPY_FRAMES = re.compile(r'(?:  File "(?:<frozen runpy>|[^"]*/runpy\.py)", .*\n(?:    .*\n)*)+')
@@ -56,6 +57,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
         "TORCHELASTIC_MAX_RESTARTS": str(task["max_restarts"]),
         "TORCHELASTIC_RUN_ID": task["run_id"],
     }
+    os.environ |= tracker_variables(os.environ)
     if task["command"]:
         _become([*task["command"], *task["args"]])
     leave_signals_to_the_rank()

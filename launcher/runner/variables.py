@@ -16,7 +16,11 @@ def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes:
     """The variables of a worker, in addition to torchrun's and the job's own."""
     same = attempt_environment(spec, config.run_id, config.job_dir, attempt, nodes, config.switches)
     environment = dict(spec.env) | same
-    return environment | {"HOLDFAST_NODE": config.node, "HOLDFAST_RAM_DIR": str(config.ram_dir)}
+    return environment | {
+        "HOLDFAST_NODE": config.node,
+        "HOLDFAST_RAM_DIR": str(config.ram_dir),
+        "HOLDFAST_RESTART_COUNT": str(config.restart_count),
+    }
 
 
 def attempt_environment(

@@ -49,7 +49,7 @@ def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
         The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
         "unreadable" if the events cannot be read.
     """
-    return _corrected(job, _of_events(job, reader or StatusReader(job.folder)))
+    return corrected(job, _of_events(job, reader or StatusReader(job.folder)))
 
 
 class JobFollower:
@@ -71,7 +71,7 @@ class JobFollower:
         is_other = (told.state, told.elastic) != (self._told.state, self._told.elastic)
         if is_old or is_other or self._job.cluster != "slurm":
             self._told, self._asked_s = told, time.monotonic()
-            self._corrected = _corrected(self._job, told)
+            self._corrected = corrected(self._job, told)
             return self._corrected
         last = self._corrected
         now = replace(told, state=last.state, reason=last.reason, stop=last.stop)
@@ -90,7 +90,7 @@ def _of_events(job: KnownJob, reader: StatusReader) -> JobStatus:
     return replace(status, step=max(status.step, steps.step), node_steps=steps.nodes)
 
 
-def _corrected(job: KnownJob, status: JobStatus) -> JobStatus:
+def corrected(job: KnownJob, status: JobStatus) -> JobStatus:
     """The status with what the job's process, Slurm, and requests in its folder say."""
     if status.state in (*OUTCOMES, "unreadable"):
         return status

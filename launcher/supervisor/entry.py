@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.history.events import EventLog
 from launcher.jobfile import JobSpec
+from launcher.observer.start import observed
 from launcher.outcome import Outcome
 from launcher.scheduler import open_cluster
 from launcher.supervisor.batch_process import BatchProcess
@@ -60,7 +61,7 @@ def supervise_here(
     try:
         if take_over is None:
             prepare(spec, job_dir)
-        with log_to(job_dir / "log" / "supervisor.log"):
+        with log_to(job_dir / "log" / "supervisor.log"), observed(spec, job_dir, cluster):
             opened = open_cluster(cluster, spec, job_dir)
             supervisor = Supervisor(spec, job_dir, opened, events, take_over, predecessor_is_silent)
             return asyncio.run(supervisor.run())

@@ -61,3 +61,13 @@ def test_a_fault_on_the_way_back_belongs_to_the_same_recovery() -> None:
     (only,) = recoveries([*HISTORY[:-3], *again])
     assert (only.kind, only.rung) == ("node_lost", "workers")
     assert only.next_step_s == pytest.approx(5.1)
+
+
+def test_a_later_resize_or_requeue_is_no_part_of_a_recovery_that_is_over() -> None:
+    later = [
+        event(300.0, "attempt_start", attempt=2, rung="grow"),
+        event(301.0, "workers_started", seconds=1.0),
+        event(302.0, "restore", step=90, tier="s3"),
+        event(304.0, "first_step", step=91, seconds=4.0),
+    ]
+    assert recoveries([*HISTORY, *later]) == recoveries(HISTORY)

@@ -46,7 +46,7 @@ def rank_of(folder: Path, **program: object) -> subprocess.CompletedProcess[str]
     task = {"script": None, "module": None, "command": [], "args": ["x"], "log_dir": str(folder), "attempt": 2}
     task |= {"max_restarts": 5, "run_id": "run-1", **program}
     argv = [sys.executable, "-c", RUN.format(task=task)]
-    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
+    env = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "HOLDFAST_RUN_ID": "local-7"}
     env["PYTHONPATH"] = str(ROOT)
     return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True, cwd=folder)
 
@@ -256,3 +256,8 @@ def test_frames_that_lead_to_a_module_are_left_out(frames: str) -> None:
 def test_traceback_without_the_script_stays_whole() -> None:
     text = 'Traceback (most recent call last):\n  File "x.py", line 1\nSyntaxError: bad\n'
     assert script_traceback(text, "/job/train.py") == text
+
+
+def test_a_script_finds_the_run_that_its_tracker_continues(tmp_path: Path) -> None:
+    script = "import os; print(os.environ['WANDB_RUN_ID'], os.environ['WANDB_RESUME'])"
+    assert run_as_rank(tmp_path, script) == (0, ["local-7 allow"])

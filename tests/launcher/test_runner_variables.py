@@ -6,7 +6,9 @@ from pathlib import Path
 
 from ckpt.data import batch_plan
 from launcher.jobfile import JobSpec
-from launcher.runner.variables import attempt_environment
+from launcher.runner.config import RunnerConfig
+from launcher.runner.trackers import tracker_variables
+from launcher.runner.variables import attempt_environment, worker_environment
 
 
 def test_the_recipe_of_an_attempts_size_reaches_the_batch_plan(tmp_path: Path) -> None:
@@ -18,3 +20,32 @@ def test_the_recipe_of_an_attempts_size_reaches_the_batch_plan(tmp_path: Path) -
     ):
         plan = batch_plan(32, len(nodes), env=attempt_environment(spec, "run", tmp_path, 0, list(nodes), {}))
         assert plan.global_batch == batch and dict(plan.recipe) == recipe
+
+
+def test_a_worker_knows_its_run_its_attempt_and_how_often_the_job_was_requeued(tmp_path: Path) -> None:
+    spec = JobSpec.from_mapping({"name": "x", "script": __file__}, Path("/"))
+    config = RunnerConfig(
+        run_id="slurm-c-7", node="n1", ram_dir=tmp_path, job_dir=tmp_path, host="h", port=1, parent_pid=None,
+        restart_count=2,
+    )  # fmt: skip
+    environment = worker_environment(spec, config, 5, ["n1"])
+    names = ("HOLDFAST_RUN_ID", "HOLDFAST_ATTEMPT", "HOLDFAST_RESTART_COUNT")
+    assert [environment[name] for name in names] == ["slurm-c-7", "5", "2"]
+
+
+WORKER = {"RANK": "0", "HOLDFAST_RUN_ID": "slurm-alps-7"}
+
+
+def test_one_run_of_a_tracker_lasts_over_all_attempts() -> None:
+    assert tracker_variables(WORKER) == {"WANDB_RUN_ID": "slurm-alps-7", "WANDB_RESUME": "allow"}
+    assert tracker_variables(WORKER | {"HOLDFAST_RUN_ID": "a/b:c" * 99})["WANDB_RUN_ID"] == ("a-b-c" * 99)[:128]
+
+
+def test_what_the_user_has_set_for_a_tracker_stays() -> None:
+    assert tracker_variables(WORKER | {"WANDB_RUN_ID": "mine"}) == {"WANDB_RESUME": "allow"}
+    assert tracker_variables(WORKER | {"WANDB_RUN_ID": "mine", "WANDB_RESUME": "never"}) == {}
+    assert tracker_variables(WORKER | {"WANDB_SWEEP_ID": "s"}) == {}
+
+
+def test_ranks_that_have_a_run_of_their_own_share_no_id() -> None:
+    assert tracker_variables(WORKER | {"RANK": "1"}) == {}

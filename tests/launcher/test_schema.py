@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDS: dict[str, dict[str, Any]] = {  # what an example of a key is valid with
     "copies": {"scheme": "partner"}, "parity": {"scheme": "rs"}, "command": {"replace": "command"},
 }  # fmt: skip
+NEEDS_IN = {"Notify": {"webhook": "/x"}, "Metrics": {"textfile": "/x"}}  # the same for all keys of a section
 NEEDS |= {name: {"min_nodes": 2} for name in keys_of(Elastic) if name not in ("min_nodes", "sizes")}
 
 
@@ -46,7 +47,8 @@ def test_every_key_has_a_description_and_an_example_that_is_valid(name: str) -> 
             assert key.metadata["description"].endswith("."), key.name
             if key.section or key.name == "sha256":  # a sum of 64 digits says no more than four of them
                 continue
-            needed = {other: value for other, value in NEEDS.get(key.name, {}).items() if other in keys}
+            needs = NEEDS_IN.get(section.__name__, NEEDS.get(key.name, {}))
+            needed = {other: value for other, value in needs.items() if other in keys}
             given = {**needed, **example_of(key)}
             for each in always:
                 given = each | given

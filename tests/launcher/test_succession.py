@@ -131,7 +131,7 @@ def test_a_runner_that_cannot_start_workers_says_so_to_each_supervisor(
     async def fails(workers: Workers) -> None:
         workers._report({"event": "broken", "reason": "no torch", "environment": True})
 
-    monkeypatch.setattr(Workers, "run", lambda workers, modules: fails(workers))
+    monkeypatch.setattr(Workers, "run", fails)
 
     async def scene() -> None:
         for _ in range(2):

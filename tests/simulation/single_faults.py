@@ -244,7 +244,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("the job's time is long", Cost(rungs=("start", "requeue"), seconds=1033),
      _quiet(chunks=200, limit_s=900.0)),
     ("each start is too short for a file",
-     Cost(rungs=("start", "requeue", "requeue"), outcome="no_progress", seconds=254),
+     Cost(rungs=("start", "requeue", "requeue"), outcome="no_progress", notes=3, seconds=254),
      _quiet(has_checkpoint=False, names_own=True, chunk_s=400.0, limit_s=120.0)),
     ("a user warns of the time limit", Cost(rungs=("start", "requeue"), seconds=103),
      _quiet(), Fault("time_warned", at_s=25.0)),
