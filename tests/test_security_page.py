@@ -175,6 +175,25 @@ PROOFS = {
     "ckpt/test_job_end_programs.py": [
         ("starts no program", "test_a_credential_process_is_not_started", "assert"),
     ],
+    "launcher/test_dashboard.py": [
+        ("The dashboard answers nobody without the secret", "test_without_the_secret_there_is_nothing", "not found"),
+        (
+            "no name but that of the loopback",
+            "test_a_name_of_another_site_that_resolves_to_this_machine_gets_nothing",
+            "assert",
+        ),
+    ],
+    "launcher/test_report.py": [
+        ("are text, never markup or formulas", "test_csv_has_every_table_and_no_formulas", "assert"),
+        ("Values that sound like secrets are hidden", "test_the_settings_in_a_report_have_no_secrets", "assert"),
+    ],
+    "launcher/test_observer.py": [
+        (
+            "is in no event and no log",
+            "test_a_notice_that_cannot_be_delivered_is_logged_without_the_secret",
+            "S3CRET",
+        ),
+    ],
 }
 
 
