@@ -3,7 +3,8 @@
 app            the command, with ls and verify
 verbs          copy, gc, export, import
 bench          bench; the measurements are in benchmarks/ckpt_bench
-plan, rebuild, rollback  one verb each
+plan, rebuild  one verb each
+rollback       begins a line of descent after an older step
 inventory      the steps and shards under a path or URL
 output         error messages, exit codes, JSON and tables of all verbs
 progress       a progress bar
