@@ -100,7 +100,7 @@ def test_home_and_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     (tmp_path / "train.py").touch()
     checkpoint = {"shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "${SCRATCH}/nvme"}}
-    spec = job(script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
+    spec = job(name="train", script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
     assert (spec.script, spec.progress) == (tmp_path / "train.py", f"{tmp_path}/out/*.pt")
     assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.nvme
     assert (spec.checkpoint.shared.path, spec.checkpoint.nvme.path) == ("/scratch/me/ckpt", "/scratch/me/nvme")
@@ -121,7 +121,7 @@ def test_a_path_with_a_variable_or_user_that_does_not_exist_is_refused(path: str
 
 
 def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = {"s3": {"url": "s3://bucket/prefix"}}
+    checkpoint = {"namespace": "gpt", "s3": {"url": "s3://bucket/prefix"}}
     assert job(checkpoint=checkpoint).checkpoint is not None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast-hpc\[s3\]'"):
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_a_validated_job_is_taken_as_it_is(tmp_path: Path) -> None:
     """Its script may be gone by then, and its values are not looked at again."""
-    spec = job(checkpoint={"s3": {"url": "s3://bucket/x"}}, elastic={"min_nodes": 1}, time="1:00:00")
+    spec = job(name="gpt", checkpoint={"s3": {"url": "s3://bucket/x"}}, elastic={"min_nodes": 1}, time="1:00:00")
     (tmp_path / "job.json").write_text(json.dumps(spec.to_json()))
     assert read_job(tmp_path) == spec
     changed = {**spec.to_json(), "nodes": 0, "script": "/gone.py"}
@@ -321,7 +321,7 @@ jobs = st.fixed_dictionaries(
 @given(jobs)
 @settings(max_examples=150, deadline=None)
 def test_a_job_survives_json(mapping: dict[str, Any]) -> None:
-    spec = job(**mapping)
+    spec = job(**{"name": "gpt", **mapping})
     again = JobSpec.from_json(json.loads(json.dumps(spec.to_json())))
     assert again == spec
 
