@@ -437,7 +437,7 @@ class FactsFold:
 
 
 def _thinned(commits: Sequence[Event]) -> list[Event]:
-    """The successive commits on which a status depends: the last two of each tier, and those of the speed."""
+    """The commits on which a status depends: the last two of each tier, and those of the speed."""
     of_tier: dict[str, list[int]] = {}
     for index, commit in enumerate(commits):
         of_tier[commit["tier"]] = [*of_tier.get(commit["tier"], ())[-1:], index]

@@ -185,8 +185,8 @@ def test_two_machines_of_one_name_are_two_runs(tmp_path: Path, monkeypatch: pyte
 
 def test_a_namespace_belongs_to_a_jobs_name() -> None:
     claim = Claim(
-        run_id="r", attempt=1, nonce="a", user="ann", host="h", job="7", since_s=1.5e9, name="gpt", script="/a/train.py",
-        released=True,
+        run_id="r", attempt=1, nonce="a", user="ann", host="h", job="7", since_s=1.5e9, name="gpt",
+        script="/a/train.py", released=True,
     )  # fmt: skip
     other = replace(claim, run_id="s", name="bert", script="/b/train.py")
     assert claim.why_not_for(other) == (
@@ -218,7 +218,7 @@ def test_a_shared_directory_that_is_not_mounted_stops_the_start(tmp_path: Path) 
         forget_memory()
     finally:
         subprocess.run(["umount", "--lazy", shared], check=True)
-    with pytest.raises(AgentError, match="step 10 was saved there on .* on the file system at .*disk"):
+    with pytest.raises(AgentError, match=r"step 10 was saved there on .* on the file system at .*disk"):
         train(shared, 40)
     assert train(shared, 10, start_fresh=True)[0] == 0
 
