@@ -172,27 +172,29 @@ PROOFS = {
         ),
         ("most 4 GiB and 512 processes", "test_it_has_the_limits_of_the_job_within_a_ceiling", "assert"),
     ],
-    "ckpt/test_job_end_programs.py": [
-        ("starts no program", "test_a_credential_process_is_not_started", "assert"),
-    ],
     "launcher/test_dashboard.py": [
-        ("The dashboard answers nobody without the secret", "test_without_the_secret_there_is_nothing", "not found"),
+        ("without the secret in its address", "test_without_the_secret_there_is_nothing", "404"),
         (
-            "no name but that of the loopback",
+            "no name but that of the loopback address",
             "test_a_name_of_another_site_that_resolves_to_this_machine_gets_nothing",
-            "assert",
+            "Host=host",
         ),
+        ("another site's", "test_a_page_of_another_site_or_port_gets_nothing", "Sec_Fetch_Site"),
+        ("cannot be framed", "test_no_answer_may_be_read_framed_or_kept_elsewhere", "x-frame-options"),
+        ("change nothing", "test_nothing_can_be_changed_through_it", "501"),
     ],
     "launcher/test_report.py": [
-        ("are text, never markup or formulas", "test_csv_has_every_table_and_no_formulas", "assert"),
-        ("Values that sound like secrets are hidden", "test_the_settings_in_a_report_have_no_secrets", "assert"),
+        ("never markup", "test_text_of_others_is_shown_and_never_run", "HOSTILE"),
+        ("or formulas", "test_csv_has_every_table_and_no_formulas", "'=HYPERLINK"),
+        ("loads nothing", "test_the_report_needs_no_network_and_runs_nothing", "script"),
+        ("Values that sound like secrets", "test_the_settings_in_a_report_have_no_secrets", "S3CRET"),
     ],
     "launcher/test_observer.py": [
-        (
-            "is in no event and no log",
-            "test_a_notice_that_cannot_be_delivered_is_logged_without_the_secret",
-            "S3CRET",
-        ),
+        ("URL of a webhook", "test_a_notice_that_cannot_be_delivered_is_logged_without_the_secret", "S3CRET"),
+        ("URL of a webhook", "test_no_server_and_no_url_are_said_without_the_secret", "assert"),
+    ],
+    "ckpt/test_job_end_programs.py": [
+        ("starts no program", "test_a_credential_process_is_not_started", "assert"),
     ],
 }
 

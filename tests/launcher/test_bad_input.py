@@ -192,9 +192,18 @@ BAD_JOBS = [
     ({"checkpoint": {"redundancy": {"scheme": "magic"}}}, "checkpoint.redundancy.scheme: got 'magic', expected one of"),
     ({"checkpoint": {"nvme": {"path": "n"}}}, "checkpoint.nvme.path: got 'n', expected an absolute path"),
     ({"checkpoint": {"nvme": {"path": "/n", "stripe_count": 1}}}, "checkpoint.nvme.stripe_count: unknown key"),
-    ({"checkpoint": {"s3": {"url": "b/x"}}}, "checkpoint.s3.url: got 'b/x', expected s3://bucket/prefix"),
-    ({"checkpoint": {"s3": {"url": "s3://bkt", "path_style": 1}}}, "s3.path_style: got 1, expected true or false"),
-    ({"checkpoint": {"s3": {"url": "s3://bkt", "rate_limit": 1}}}, "did you mean rate_limit_bytes_s?"),
+    (
+        {"checkpoint": {"namespace": "gpt", "s3": {"url": "b/x"}}},
+        "checkpoint.s3.url: got 'b/x', expected s3://bucket/prefix",
+    ),
+    (
+        {"checkpoint": {"namespace": "gpt", "s3": {"url": "s3://bkt", "path_style": 1}}},
+        "s3.path_style: got 1, expected true or false",
+    ),
+    (
+        {"checkpoint": {"namespace": "gpt", "s3": {"url": "s3://bkt", "rate_limit": 1}}},
+        "did you mean rate_limit_bytes_s?",
+    ),
     ({"checkpoint": {"shared": {}}}, "checkpoint.shared"),
     (
         {"checkpoint": {"shared": {"path": "gs://b/x"}}},

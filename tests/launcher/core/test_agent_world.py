@@ -231,11 +231,11 @@ def test_a_done_job_waits_for_its_agents_and_no_longer_than_allowed() -> None:
     play.silent = {do.Send}
     play.end_well(step=7)
     assert play.orders(Order.FINISH_AGENT) and not play.orders(Order.KILL)
-    play.passes(599.0)
+    play.passes(1799.0)
     assert not play.orders(Order.KILL)
     play.passes(1.0)
     (problem,) = play.events("problem")
-    assert "still at work 600 s after training ended" in problem["what"] and play.orders(Order.KILL)
+    assert "still at work 1800 s after training ended" in problem["what"] and play.orders(Order.KILL)
 
 
 def test_agents_that_nobody_launches_any_more_have_ended_when_each_node_says_so() -> None:
