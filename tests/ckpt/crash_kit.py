@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_kit import Worker, World, content, layout, run
+from agent_kit import LINE, Worker, World, content, layout, run
 from trainer_kit import LIMIT_S, processes
 
 from ckpt.agent.protect.gather_sum import Sums
@@ -121,9 +121,8 @@ class Trainers:
     async def load(self) -> dict[str, Any]:
         """The plan; what it restores stays until a newer save has committed."""
         plan = await self._world.plan()
-        save = SaveId(step=plan["step"], attempt=plan["attempt"], run_id=self._world.places[0].run_id)
         for arena in self._arenas:
-            arena.adopt(save)
+            arena.adopt(SaveId.from_json(plan["save"]) if plan["save"] else None)
         return plan
 
     def go_on(self, world: World) -> None:
@@ -146,5 +145,6 @@ def _stage(worker: Worker, arena: Arena, step: int) -> None:
     assert slot is not None, arena.describe()
     slot.reserve(len(data))[: len(data)] = data
     worker.send(
-        op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(), flush=False
-    )
+        op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(),
+        line=LINE.to_json(), flush=False,
+    )  # fmt: skip
