@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_kit import NAMESPACE, RUN_ID, content, layout
+from agent_kit import LINE, NAMESPACE, RUN_ID, content, layout
 from waiting import until
 
 from ckpt.agent.process.launch import command, environment, mpirun_options
@@ -165,7 +165,10 @@ class AgentProcesses:
             data = content(rank, step, nbytes)
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)
-            worker.send("staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), flush=flush)
+            worker.send(
+                "staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), line=LINE.to_json(),
+                flush=flush,
+            )  # fmt: skip
 
     def read(self, worker: int, rank: int) -> bytes:
         reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)

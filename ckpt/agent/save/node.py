@@ -24,7 +24,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
-from ckpt.format.line import FIRST, Line
+from ckpt.format.line import Line
 from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
@@ -70,7 +70,7 @@ class SaveNode(Part):
         self.newest: SaveId | None = None  # committed or restored; kept until the next commit
         self.nothing_was_lost = False  # every shard of the restored save was on its rank's node
         self.pinned: dict[SaveId, Pin] = {}
-        self._line = FIRST  # the newest one that a worker of this node has saved to
+        self._line: Line | None = None  # the newest one that a worker of this node has saved to
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
         self._ending: set[Save] = set()  # dropped, but the workers do not know yet
@@ -118,11 +118,14 @@ class SaveNode(Part):
         save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
 
     def _follow_line(self, line: Line) -> None:
-        """Steps that were dropped say nothing about those of a line that begins later."""
-        if line > self._line:
-            self._line = line
+        """Steps that were dropped say nothing about those of a line that begins later.
+
+        The first line has them: a rank may drop a step before another one has staged it.
+        """
+        if self._line is not None and line > self._line:
             self._dropped.clear()
             self._dropped_up_to = -1
+        self._line = max(line, self._line or line)
 
     def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step, so no node need wait for it."""
