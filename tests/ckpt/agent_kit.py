@@ -346,8 +346,8 @@ class World:
         for worker in self.workers:
             worker.save(step, slot, flush=flush, line=line)
         for worker in self.workers:
-            save = save_id(step, worker.place.attempt, line).to_json()
-            await worker.event("committed", save=save)
+            save = SaveId(step=step, attempt=worker.place.attempt, run_id=worker.place.run_id, line=line)
+            await worker.event("committed", save=save.to_json())
 
     def has_sealed(self, node: int, step: int, local_rank: int = 0) -> bool:
         """Whether a node has sealed a local rank's shard of a save in flight."""

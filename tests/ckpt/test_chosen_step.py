@@ -187,7 +187,7 @@ def test_a_save_after_a_chosen_step_begins_a_line_and_the_steps_of_the_other_one
             assert (plan["step"], plan["is_head"], plan["next_line"][0]) == (30, True, 2)
             for worker in world.workers:
                 assert (await worker.request("choose", step=20))["step"] == 20
-                worker.send(op="loaded", step=20, seconds=0.5)
+                worker.send(op="load_ended", step=20, seconds=0.5)
             for monitor in world.monitors:
                 await monitor.event("loaded", step=20, tier="memory", newest=30)
             await world.save(saved_next, 0, line=back)

@@ -94,7 +94,7 @@ OF_WORKER = Way("worker", "agent", {
         answer="path base record whole"),
     "damaged": message("Bytes at this location do not verify. The next `open` gives another source.",
         rank=int, path=str, step=int | None, optional="step", deadline="open_s"),
-    "loaded": message(
+    "load_ended": message(
         "This worker has finished its load of `step`; no step: what it has read. After the node's last one, fetched "
         "shards are removed.",
         step=int | None, seconds=float, optional="step seconds"),

@@ -166,7 +166,8 @@ class SaveNode(Part):
             if not pin.tiers:
                 del self.pinned[save]
         outcome = {"reached": reached, **(size_and_time if reached else {})}
-        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=save in self.pinned, **outcome)
+        pinned = any(other.step == save.step for other in self.pinned)  # maybe that of another line
+        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=pinned, **outcome)
         await self._tell_waiters()
 
     def pin_newest(self, tiers: Collection[str]) -> int:
