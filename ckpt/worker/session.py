@@ -245,7 +245,7 @@ class Session:
                 self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
                 raise
             message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-            message |= {"line": line.to_json(), "tokens": tokens, "flush": flush}
+            message |= {"descent": line.to_json(), "tokens": tokens, "flush": flush}
             seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
             if copies is not None or self._sealing.busy:
                 self._sealing.do(seal)

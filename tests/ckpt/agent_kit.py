@@ -256,7 +256,7 @@ class Worker(Link):
         **fields: Any,
     ) -> None:
         staged, of = layout(len(self.stage(step, slot, data))).to_json(), line.to_json()
-        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=staged, line=of, flush=flush, **fields)
+        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=staged, descent=of, flush=flush, **fields)
 
     async def read(self, rank: int, blocks: list[int] | None = None, step: int | None = None) -> bytes:
         """The bytes of a saved rank, as `open` leads to them."""

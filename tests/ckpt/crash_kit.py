@@ -146,5 +146,5 @@ def _stage(worker: Worker, arena: Arena, step: int) -> None:
     slot.reserve(len(data))[: len(data)] = data
     worker.send(
         op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(),
-        line=LINE.to_json(), flush=False,
+        descent=LINE.to_json(), flush=False,
     )  # fmt: skip

@@ -166,7 +166,7 @@ class AgentProcesses:
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)
             worker.send(
-                "staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), line=LINE.to_json(),
+                "staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), descent=LINE.to_json(),
                 flush=flush,
             )  # fmt: skip
 

@@ -26,7 +26,13 @@ def work(attempt: int) -> None:
         data = content(rank, STEP, NBYTES)
         (ram_dir / "own-0-0.data").write_bytes(data)
         worker.send(
-            "staged", slot=0, step=STEP, rank=rank, layout=layout(len(data)).to_json(), line=LINE.to_json(), flush=False
+            "staged",
+            slot=0,
+            step=STEP,
+            rank=rank,
+            layout=layout(len(data)).to_json(),
+            descent=LINE.to_json(),
+            flush=False,
         )
         while not any(event["event"] == "committed" for event in worker.events(60)):
             pass

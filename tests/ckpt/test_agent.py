@@ -93,16 +93,16 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
     [
         ({"op": "drop_shard", "reason": "no slot in time"}, "rank 3: no slot in time"),
         (
-            {"op": "staged", "slot": 0, "layout": REFUSED, "line": OF},
+            {"op": "staged", "slot": 0, "layout": REFUSED, "descent": OF},
             "the shard of rank 3 was refused: layout: bad chunk",
         ),
         ({"op": "staged", "slot": 0}, "the shard of rank 3 was refused: malformed 'staged': layout is missing"),
-        ({"op": "staged", "slot": 0, "layout": ONE}, "the shard of rank 3 was refused: malformed 'staged': line is"),
+        ({"op": "staged", "slot": 0, "layout": ONE}, "the shard of rank 3 was refused: malformed 'staged': descent is"),
         (
-            {"op": "staged", "slot": 0, "layout": ONE, "line": OF | {"id": "x"}},
+            {"op": "staged", "slot": 0, "layout": ONE, "descent": OF | {"id": "x"}},
             "refused: line: malformed number, id or",
         ),
-        ({"op": "staged", "slot": 9, "layout": ONE, "line": OF}, "refused: staged: slot 9 of rank 3 is not"),
+        ({"op": "staged", "slot": 9, "layout": ONE, "descent": OF}, "refused: staged: slot 9 of rank 3 is not"),
     ],
 )
 def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, message, reason):
@@ -286,7 +286,7 @@ def test_a_slot_shorter_than_its_layout_drops_the_save(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             worker = world.workers[0]
             worker.stage(10, 0, b"short")
-            worker.send(op="staged", slot=0, step=10, rank=0, layout=layout(100).to_json(), line=OF, flush=False)
+            worker.send(op="staged", slot=0, step=10, rank=0, layout=layout(100).to_json(), descent=OF, flush=False)
             assert "expected at least 100" in (await worker.event("dropped", step=10))["reason"]
 
     run(test)
@@ -305,11 +305,11 @@ def test_saving_a_step_twice_drops_the_second(tmp_path):
 
 MALFORMED = [
     {"op": "staged"},
-    {"op": "staged", "slot": 0, "step": -1, "rank": 0, "layout": ONE, "line": OF},
-    {"op": "staged", "slot": 9, "step": 1, "rank": 0, "layout": ONE, "line": OF},
-    {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": ONE, "line": OF},
-    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}, "line": OF},
-    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": ONE, "line": {"number": 1}},
+    {"op": "staged", "slot": 0, "step": -1, "rank": 0, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 9, "step": 1, "rank": 0, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": ONE, "descent": {"number": 1}},
     {"op": "drop_shard", "step": "x", "rank": 0, "reason": ""},
     {"op": "damaged", "rank": None, "path": "x"},
     {"op": "open", "rank": 0, "blocks": None},

@@ -93,7 +93,7 @@ class SaveNode(Part):
     def _take(self, client: Client, message: dict[str, Any]) -> None:
         check(message, OF_WORKER)
         local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
-        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["line"])
+        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["descent"])
         if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"staged: slot {slot} of rank {rank} is not one of local rank {local_rank}")
         self._follow_line(line)
@@ -170,19 +170,19 @@ class SaveNode(Part):
         self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=pinned, **outcome)
         await self._tell_waiters()
 
-    def pin_newest(self, tiers: Collection[str]) -> int:
-        """Keeps this node's shards of a restored save until they have reached these tiers. Returns their bytes.
+    def pin_newest(self, tiers: Collection[str]) -> int | None:
+        """Keeps this node's shards of the newest save until they have reached these tiers. Returns their bytes.
 
-        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the flush
-        fails.
+        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the result is
+        None; a flush then fails.
         """
         if self.newest is None or not tiers:
-            return 0
+            return None
         names: dict[int, str] = {}
         for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
             found = self._memory_store.find(self.newest, rank)
             if not found or self._memory_store.record(found[0]).world_size != self._place.world_size:
-                return 0
+                return None
             names[local_rank] = found[0]
         self.pinned[self.newest] = Pin(save=self.newest, names=names, tiers=set(tiers))
         return sum(self._memory_store.record(name).nbytes for name in names.values())
