@@ -214,12 +214,8 @@ class Worker(Link):
         self.has_plan = place.generation > 0
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        """The reply; with `step` and `attempt` of the save that it names."""
-        reply = await super().request(op, **fields)
+        reply = with_step(await super().request(op, **fields))
         self.has_plan |= op == "plan"
-        if "save" in reply:
-            save = reply["save"] or {}
-            reply |= {"step": save.get("step"), "attempt": save.get("attempt")}
         return reply
 
     async def connect(self) -> Worker:
@@ -266,6 +262,14 @@ class Worker(Link):
         with open(reply["path"], "rb") as file:
             file.seek(reply["base"])
             return file.read(nbytes)
+
+
+def with_step(reply: dict[str, Any]) -> dict[str, Any]:
+    """An agent's reply, with `step` and `attempt` of the save that it names."""
+    if "save" not in reply:
+        return reply
+    save = reply["save"] or {}
+    return reply | {"step": save.get("step"), "attempt": save.get("attempt")}
 
 
 class World:

@@ -81,7 +81,7 @@ def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any
             shutil.rmtree(path)
         with AgentProcesses(memory, NODES, attempt, section) as agents, peak_mib(agents, found, f"restore: {phase}"):
             for worker in agents.workers:
-                assert worker.request("plan", timeout_s=WAIT_S)["save"]["step"] == 1
+                assert worker.request("plan", timeout_s=WAIT_S)["step"] == 1
     return found
 
 
