@@ -21,7 +21,7 @@ from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier
-from ckpt.worker.standalone.memory_dir import read_note, run_id
+from ckpt.worker.standalone.memory_dir import memory_directory, read_note, run_id
 
 
 @pytest.fixture
@@ -172,6 +172,26 @@ def test_a_start_on_another_node_is_another_run_and_does_not_evict_a_live_one(
     assert not live.yields_to(claim(here, fresh=True))
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert run_id(config, elsewhere, "slurm-cluster-7") == in_job
+
+
+def _memory_directory(config: CheckpointConfig, all_there: Any, results: Any) -> None:
+    all_there.wait(LIMIT_S)
+    results.put(memory_directory(config))
+
+
+def test_ranks_that_start_together_have_the_same_memory_directory(namespace: str, tmp_path: Path) -> None:
+    """The first start in a shared directory: none of them finds a mark."""
+    results, all_there = processes.Queue(), processes.Barrier(4)
+    for number in range(5):
+        config = CheckpointConfig.from_mapping(
+            {"namespace": namespace, "shared": {"path": str(tmp_path / f"{number}")}}
+        )
+        ranks = [processes.Process(target=_memory_directory, args=(config, all_there, results)) for _ in range(4)]
+        for process in ranks:
+            process.start()
+        assert len({results.get(timeout=LIMIT_S) for _ in ranks}) == 1
+        for process in ranks:
+            process.join(LIMIT_S)
 
 
 def test_several_nodes_without_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
