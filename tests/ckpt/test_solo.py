@@ -174,24 +174,27 @@ def test_a_start_on_another_node_is_another_run_and_does_not_evict_a_live_one(
     assert run_id(config, elsewhere, "slurm-cluster-7") == in_job
 
 
-def _memory_directory(config: CheckpointConfig, all_there: Any, results: Any) -> None:
-    all_there.wait(LIMIT_S)
-    results.put(memory_directory(config))
+def _memory_directories(namespace: str, shared: list[Path], all_there: Any, results: Any) -> None:
+    found = []
+    for path in shared:
+        all_there.wait(LIMIT_S)
+        section = {"namespace": namespace, "shared": {"path": str(path)}}
+        found.append(memory_directory(CheckpointConfig.from_mapping(section)))
+    results.put(found)
 
 
 def test_ranks_that_start_together_have_the_same_memory_directory(namespace: str, tmp_path: Path) -> None:
-    """The first start in a shared directory: none of them finds a mark."""
-    results, all_there = processes.Queue(), processes.Barrier(4)
-    for number in range(5):
-        config = CheckpointConfig.from_mapping(
-            {"namespace": namespace, "shared": {"path": str(tmp_path / f"{number}")}}
-        )
-        ranks = [processes.Process(target=_memory_directory, args=(config, all_there, results)) for _ in range(4)]
-        for process in ranks:
-            process.start()
-        assert len({results.get(timeout=LIMIT_S) for _ in ranks}) == 1
-        for process in ranks:
-            process.join(LIMIT_S)
+    """At the first start in a shared directory none of them finds a mark."""
+    results, all_there = processes.Queue(), processes.Barrier(2)
+    shared = [tmp_path / f"{number}" for number in range(20)]
+    given = (namespace, shared, all_there, results)
+    ranks = [processes.Process(target=_memory_directories, args=given) for _ in range(2)]
+    for process in ranks:
+        process.start()
+    first, second = (results.get(timeout=LIMIT_S) for _ in ranks)
+    assert first == second
+    for process in ranks:
+        process.join(LIMIT_S)
 
 
 def test_several_nodes_without_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
