@@ -150,7 +150,7 @@ def _tier_step(tier: Tier, entry: CatalogEntry) -> StoredStep:
         found.nbytes, found.shards = entry.manifest.nbytes, len(entry.manifest.shards)
     elif entry.damaged:
         found.problems.append(f"{entry.name}: {entry.reason}")
-    elif entry.unread:
+    elif entry.unread or entry.foreign:
         found.unread.append(f"{entry.name}: {entry.reason}")
     return found
 
