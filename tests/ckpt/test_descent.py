@@ -9,7 +9,7 @@ import pytest
 from ckpt.errors import CorruptError
 from ckpt.format.line import FIRST, NOBODY, Line, Owner, newest_line
 from ckpt.format.shard_record import SaveId
-from ckpt.worker.descent import Descent, Newest
+from ckpt.worker.descent import Descent, Known
 
 OWNER = Owner(name="job", script="/train.py", user="u")
 LINE = FIRST.fork(None, number=3, began_s=0.0, seed="first", owner=NOBODY)
@@ -23,7 +23,7 @@ def descent(
     newest: SaveId | None = None, *, is_head: bool = True, skipped: bool = False, seed: str = "run 1"
 ) -> Descent:
     number = 1 + (newest.line.number if newest else 0)
-    known = Newest(save=newest, is_head=is_head, skipped=skipped, next_number=number, began_s=7.0)
+    known = Known(save=newest, is_head=is_head, skipped=skipped, next_number=number, began_s=7.0)
     return Descent(known, seed, OWNER, speaks=True)
 
 

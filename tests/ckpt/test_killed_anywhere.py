@@ -263,7 +263,10 @@ async def gone_back(tier: str, root: Path, fuse: Fuse) -> None:
 def test_a_line_that_begins_has_its_first_step_or_the_step_that_it_leaves_is_restored(
     tmp_path: Path, tier: str
 ) -> None:
-    """All memory is lost with the kill. No step of the line that is left is ever removed."""
+    """All memory is lost with the kill. No step of the line that is left is ever removed.
+
+    If only some nodes' disks have the first step, the step after which the line begins is restored.
+    """
     before, seen = tmp_path / "before", set()
     before.mkdir()
     run(lambda: flushed(tier, 0, (10, 20), before))
@@ -273,9 +276,9 @@ def test_a_line_that_begins_has_its_first_step_or_the_step_that_it_leaves_is_res
             shutil.rmtree(crash.root / node, ignore_errors=True)
         assert steps_in(crash.root, tier) >= {10, 20}, crash
         step = run_for(lambda c=crash: flushed(tier, 2, (), c.root))
-        assert step == 30 if crash.told else step in (30, 20), crash
+        assert step == 30 if crash.told else step in (10, 20, 30), crash
         seen.add(step)
-    assert seen == {30, 20}
+    assert seen >= {20, 30}
 
 
 async def rolled_back(root: Path, fuse: Fuse) -> None:
