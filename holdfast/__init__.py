@@ -41,7 +41,7 @@ __all__ = [
     "elastic_event_detected",
     "newest_steps",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOME = {
     "CheckpointConfig": "ckpt",

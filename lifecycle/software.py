@@ -58,7 +58,7 @@ def image(
 ) -> None:
     """Print the recipe of a training image with EFA.
 
-    holdfast node image docker --torch 2.9.1 --wheel holdfast_hpc-0.2.0-py3-none-any.whl > Dockerfile
+    holdfast node image docker --torch 2.9.1 --wheel holdfast_hpc-0.3.0-py3-none-any.whl > Dockerfile
     """
     if kind not in KINDS:
         raise NodeUsageError(f"node image: got {kind!r}, expected {' or '.join(KINDS)}")

@@ -287,7 +287,7 @@ class Agent:
                 return await self._loading.choose(message["step"])
             case "damaged":
                 await self._loading.damaged(message.get("step"), message["rank"], message["path"])
-            case "loaded":
+            case "load_ended":
                 self._loading.loaded(client.local_rank, message.get("step"), message.get("seconds", 0.0))
             case "staged":
                 self._workers_loaded.set()

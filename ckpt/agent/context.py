@@ -96,7 +96,8 @@ class Part:
         try:
             return await self._peers.call_all(op, self._context.training if nodes is None else nodes, **fields)
         except PeerError as error:
-            self._listener.problem(problem, str(error), fields.get("step"))
+            step = fields["save"].step if "save" in fields else fields.get("step")
+            self._listener.problem(problem, str(error), step)
             return []
 
     def _report_rebuilt(self, record: ShardRecord, from_node: str, since_s: float, **tier: str) -> None:

@@ -1,11 +1,11 @@
 """`holdfast ckpt`: the command line of checkpoints.
 
-app             the command, with ls and verify
-verbs           copy, gc, export, import
-bench           bench; the measurements are in benchmarks/ckpt_bench
-plan, rebuild   one verb each
-inventory       the steps and shards under a path or URL
-output          error messages, exit codes, JSON and tables of all verbs
-progress        a progress bar
-silent_storage  a warning if storage does not answer, and Ctrl-C during the wait
+app            the command, with ls and verify
+verbs          copy, gc, export, import
+bench          bench; the measurements are in benchmarks/ckpt_bench
+plan, rebuild  one verb each
+rollback       begins a line of descent after an older step
+inventory      the steps and shards under a path or URL
+output         error messages, exit codes, JSON and tables of all verbs
+progress       a progress bar
 """

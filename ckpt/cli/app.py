@@ -15,7 +15,6 @@ from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_ta
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.rebuild import rebuild_lost
-from ckpt.cli.silent_storage import awaiting
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.tiers.open import probe_bucket as probe_bucket
@@ -43,13 +42,13 @@ def list_all(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the steps in a directory, newest first."""
-    pages = _pages(find_steps(path, newest=newest), path)
+    """List the steps in a directory: those that the next start may restore, newest first, then those of other lines."""
+    steps = find_steps(path, newest=newest)
     if as_json:
-        print_json([step.to_json() for page in pages for step in page])
+        print_json([step.to_json() for step in steps])
         return
     columns = ("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace", "")
-    show_table(columns, (map(_listed, page) for page in pages), right=columns[:6])
+    show_table(columns, _pages(map(_listed, steps)), right=columns[:6])
 
 
 @app.command("verify")
@@ -65,21 +64,18 @@ def verify(
 
     Exit code 1 if something is damaged, 3 if something could not be read, which is never quarantined.
     """
-    with awaiting(path) as heard:
-        steps = [
-            found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "quarantine"
-        ]
-        if step is not None and not steps:
-            end(f"{path}: holds no step {step}; list the steps with `holdfast ckpt ls`")
-        nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
-        with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json, heard=heard) as bar:
-            for found in steps:
-                _verify_step(found, bar.advance)
+    steps = [found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "quarantine"]
+    if step is not None and not steps:
+        end(f"{path}: holds no step {step}; list the steps with `holdfast ckpt ls`")
+    nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
+    with Bar(f"verifying {counted(len(steps))}", nbytes, quiet=as_json) as bar:
         for found in steps:
-            if quarantine and found.unread:
-                found.unread.append("nothing of it was quarantined; verify it again")
-            elif quarantine and found.problems and found.name and found.source:
-                found.problems.append(f"quarantined as {_quarantine(found.source, found.name, found.problems)}")
+            _verify_step(found, bar.advance)
+    for found in steps:
+        if quarantine and found.unread and not found.other_format:
+            found.unread.append("nothing of it was quarantined; verify it again")
+        elif quarantine and found.problems and found.name and found.source:
+            found.problems.append(f"quarantined as {_quarantine(found.source, found.name, found.problems)}")
     rows = [{**found.to_json(), "ok": not found.problems and not found.unread} for found in steps]
     if as_json:
         print_json(rows)
@@ -90,15 +86,11 @@ def verify(
         raise typer.Exit(FAILED if any(row["problems"] for row in rows) else UNREAD)
 
 
-def _pages(steps: Iterable[StoredStep], where: str) -> Iterator[list[StoredStep]]:
-    """Pages of steps. Time spent outside this function, such as in a pager, does not count as a wait for storage."""
-    steps = iter(steps)
+def _pages(rows: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    """Pages of rows; at least one, which may be empty."""
+    rows = iter(rows)
     while True:
-        with awaiting(where) as heard:
-            page = []
-            for step in islice(steps, _PAGE):
-                heard()
-                page.append(step)
+        page = list(islice(rows, _PAGE))
         yield page
         if len(page) < _PAGE:
             return
@@ -113,6 +105,9 @@ def _quarantine(tier: Tier, name: str, problems: list[str]) -> str:
 
 def _verify_step(found: StoredStep, advance: Callable[[int], None]) -> None:
     """Adds the problems of a step's bytes to `found`."""
+    if found.other_format:
+        found.unread.append(f"{found.name}: not verified by this release: {found.other_format}")
+        return
     try:
         for shard in found.stored():
             _verify_shard(found, shard, advance)
@@ -151,7 +146,7 @@ def _listed(found: StoredStep) -> Sequence[str]:
         ", ".join(wrong) or {True: "yes", False: "no", None: "-"}[found.committed],
         found.tier,
         found.namespace,
-        "; ".join(found.problems + found.unread),
+        "; ".join(filter(None, [found.mark, found.other_format, *found.problems, *found.unread])),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt.cli.output import FAILED, end, reported
 from ckpt.errors import CheckpointError, one_line
+from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import Manifest
 from ckpt.format.memory_names import PARITY, StoredName, data_file, names_of
 from ckpt.format.shard_record import ShardRecord, read_record
@@ -53,6 +54,10 @@ class StoredStep:
     name: str | None = None  # of its directory in the tier
     manifest: Manifest | None = None  # in the tier
     in_memory: list[StoredShard] = field(default_factory=list)
+    line: Line | None = None  # None if it is not known
+    is_current: bool | None = None  # whether the newest line continues it; None if it is not known
+    mark: str = ""  # where a namespace has more than one line: what becomes of the step
+    other_format: str | None = None  # which release has written it, if this one does not know its format
     problems: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)  # parts that storage failed to read, which may be intact
 
@@ -77,7 +82,8 @@ class StoredStep:
             "namespace": self.namespace, "tier": self.tier, "step": self.step, "attempt": self.attempt,
             "world_size": self.world_size, "bytes": self.nbytes, "parity_bytes": self.parity_bytes,
             "shards": self.shards, "age_s": self.age_s, "committed": self.committed, "problems": self.problems,
-            "unread": self.unread,
+            "unread": self.unread, "line": self.line.id if self.line else None, "is_current": self.is_current,
+            "other_format": self.other_format,
         }  # fmt: skip
 
 
@@ -103,11 +109,31 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
 
 
 def _tier_steps(tier: Tier, newest: int | None) -> Iterator[StoredStep]:
-    for entry in islice(tier.catalog(), newest):
-        yield _tier_step(tier, entry)
+    entries, lines = tier.catalog(), tier.lines()
+    has_lines = tier.has_lines()
+    if has_lines:
+        found = list(entries)
+        line = newest_line((entry.save for entry in found if entry.save), lines)
+        found.sort(key=lambda entry: line.has(entry.line_id, entry.step), reverse=True)
+        entries = iter(found)
+    is_first = has_lines
+    for entry in islice(entries, newest):
+        step = _tier_step(tier, entry)
+        step.is_current = not has_lines or line.has(entry.line_id, entry.step)
+        if not step.is_current:
+            step.mark = _left(step.line, entry.line_id)
+        elif is_first and entry.save:
+            step.mark, is_first = f"the next start restores it, in {entry.save.line}", False
+        yield step
     for name, reason in tier.quarantined():
         problems = [f"{name}: {reason}"]
         yield StoredStep(namespace=tier.namespace, tier="quarantine", step=None, attempt=None, problems=problems)
+
+
+def _left(line: Line | None, line_id: str) -> str:
+    """What is said of a step that the newest line does not continue."""
+    line = line or Line(id=line_id)
+    return f"left: {line}{f' ({line.whose})' if line.whose else ''}"
 
 
 def _tier_step(tier: Tier, entry: CatalogEntry) -> StoredStep:
@@ -115,13 +141,16 @@ def _tier_step(tier: Tier, entry: CatalogEntry) -> StoredStep:
         namespace=tier.namespace, tier=tier.kind, step=entry.step, attempt=entry.attempt, source=tier, name=entry.name,
         manifest=entry.manifest, committed=None if tier.node_local and entry.manifest else bool(entry.manifest),
     )  # fmt: skip
-    if entry.manifest:
+    if entry.foreign:
+        found.committed, found.other_format = True, entry.reason
+    elif entry.manifest:
+        found.line = entry.manifest.save.line
         found.world_size = entry.manifest.world_size
         found.created_s = entry.manifest.created_s
         found.nbytes, found.shards = entry.manifest.nbytes, len(entry.manifest.shards)
     elif entry.damaged:
         found.problems.append(f"{entry.name}: {entry.reason}")
-    elif entry.unread:
+    elif entry.unread or entry.foreign:
         found.unread.append(f"{entry.name}: {entry.reason}")
     return found
 
@@ -143,7 +172,7 @@ def _memory_steps(folder: Path, names: list[StoredName]) -> list[StoredStep]:
             (record.save, record.namespace),
             StoredStep(
                 namespace=record.namespace, tier="memory", step=record.save.step, attempt=record.save.attempt,
-                world_size=record.world_size,
+                world_size=record.world_size, line=record.save.line,
             ),
         )  # fmt: skip
         data = data_file(folder, name)

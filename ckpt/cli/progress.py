@@ -27,20 +27,17 @@ class Bar:
         total_bytes: int,
         *,
         quiet: bool = False,
-        heard: Callable[[], None] = lambda: None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             quiet: whether to print nothing, for programs that read the output.
-            heard: called whenever bytes are done.
         """
         self._what = what
         self._total_bytes = total_bytes
         self._done_bytes = 0
         self._quiet = quiet
-        self._heard = heard
         self._console = console or Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
@@ -52,7 +49,6 @@ class Bar:
 
     def advance(self, nbytes: int) -> None:
         """Counts `nbytes` more bytes. May be called from any thread."""
-        self._heard()
         self._done_bytes += nbytes
         self._progress.advance(self._task, nbytes)
         now = self._clock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,6 @@ from rich.filesize import decimal
 
 from ckpt.cli.output import FAILED, JsonOption, end, print_json, reported
 from ckpt.cli.progress import Bar
-from ckpt.cli.silent_storage import Heard, awaiting
 from ckpt.errors import CheckpointError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.offline_rebuild import Rebuilt, Survivors, commit, find_saves, rebuild
@@ -52,18 +50,16 @@ def rebuild_lost(
             "rebuilt, only verified: `holdfast ckpt verify`",
         )
     target = Path(into)
-    with reported(), awaiting(into) as heard:
-        saves = find_saves(_in_turn(directories, heard), lambda nbytes: heard())
+    with reported():
+        saves = find_saves(map(Path, directories))
         candidates = [save for save in saves if step in (None, save.step)]
         if not candidates:
             what = "no shards or parity" if step is None else f"nothing of step {step}"
             wanted = "expected nodes' memory directories, which contain own-*.json"
             end(f"{', '.join(directories)}: {what}; {wanted}; see `holdfast ckpt ls`")
-        heard.turn_to(into)
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(target, os.W_OK | os.X_OK):
             end(f"{into}: is not writable")
-        heard.turn_to(f"{', '.join(directories)} or {into}")
         reasons = []
         for save in candidates:
             found = saves[save]
@@ -71,7 +67,7 @@ def rebuild_lost(
                 reasons.append(f"step {save.step} of attempt {save.attempt}: quarantined: {noted}; to take it: --step")
                 continue
             try:
-                with Bar(f"rebuilding step {save.step}", found.work_bytes, quiet=as_json, heard=heard) as bar:
+                with Bar(f"rebuilding step {save.step}", found.work_bytes, quiet=as_json) as bar:
                     made = rebuild(found, target, bar.advance)
             except CheckpointError as error:
                 reasons.append(f"step {save.step} of attempt {save.attempt}: {error}")
@@ -80,18 +76,10 @@ def rebuild_lost(
                 end(f"{error.filename or into}: {error.strerror}", FAILED)
             committed = None
             if commit_to is not None:
-                heard.turn_to(f"{', '.join(directories)} or {commit_to}")
-                committed = _commit(found, made, commit_to, as_json, heard)
+                committed = _commit(found, made, commit_to, as_json)
             _show(save.step, made, found.world_size, reasons, committed, as_json)
             return
     end("no step can be completed: " + "; ".join(reasons), FAILED)
-
-
-def _in_turn(directories: list[str], heard: Heard) -> Iterator[Path]:
-    """The directories in turn, each named as the one that is waited for."""
-    for directory in directories:
-        heard.turn_to(directory)
-        yield Path(directory)
 
 
 def _quarantined(directories: list[str], save: SaveId) -> str | None:
@@ -100,12 +88,12 @@ def _quarantined(directories: list[str], save: SaveId) -> str | None:
     return next((reason for reason in noted if reason), None)
 
 
-def _commit(found: Survivors, made: list[Rebuilt], where: str, as_json: bool, heard: Heard) -> str:
+def _commit(found: Survivors, made: list[Rebuilt], where: str, as_json: bool) -> str:
     """Writes the step to a tier and returns the tier's location."""
     files = found.shards | {one.record.rank: (one.path, one.record) for one in made}
     tier = make_namespace(where, files[0][1].namespace)
     total = sum(record.nbytes for _, record in files.values())
-    with Bar(f"writing step {files[0][1].save.step}", total, quiet=as_json, heard=heard) as bar:
+    with Bar(f"writing step {files[0][1].save.step}", total, quiet=as_json) as bar:
         commit(files, tier, bar.advance)
     return tier.where
 

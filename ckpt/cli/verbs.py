@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from ckpt.cli.output import JsonOption, print_json, reported
+from ckpt.cli.output import JsonOption, print_json, printable, reported
 from ckpt.cli.progress import Bar, counted
-from ckpt.cli.silent_storage import awaiting
+from ckpt.cli.rollback import roll_back
 from ckpt.errors import ConfigError
 from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.copying import copy_step
+from ckpt.tiers.lines import check_related, lines_of
 from ckpt.tiers.lookup import committed_step, is_url, make_namespace, open_namespace
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
@@ -27,7 +28,8 @@ Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's fold
 def register(app: typer.Typer) -> None:
     """Adds the verbs to `holdfast ckpt`."""
     app.command("copy", short_help="Copy committed steps to another directory or bucket.")(copy)
-    app.command("gc")(collect)
+    app.command("gc", short_help="Remove all but the newest committed steps.")(collect)
+    app.command("rollback", short_help="Have the next start restore an older step.")(roll_back)
     app.command("export", short_help="Write a step as torch DCP or safetensors.")(export)
     app.command("import", short_help="Take a torch DCP directory in as a step.")(import_step)
 
@@ -40,19 +42,26 @@ def copy(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy committed steps to another directory or bucket, verified on the way. Steps already there are left alone."""
-    with reported(), awaiting(f"{source} or {destination}") as heard:
+    """Copy committed steps to another directory or bucket, verified on the way. Steps already there are left alone.
+
+    Refused if the other place has steps of an unrelated line of descent.
+    """
+    with reported():
         here = open_namespace(source)
-        saves = here.steps() if step is None else [committed_step(here, step)]
+        ours = lines_of(here)
+        saves = ours.saves if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
         rows = []
-        with Bar(f"copying {counted(len(saves))}", total, quiet=as_json, heard=heard) as bar:
+        with Bar(f"copying {counted(len(saves))}", total, quiet=as_json) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
+            check_related(ours, lines_of(there))
             for save in reversed(saves):  # oldest first: after an interrupt the newest are left for the next run
                 copied = copy_step(here, there, save, bar.advance)
                 rows.append({**_facts(here, save), "copied": copied, "to": there.where})
                 if not as_json:
                     typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
+            for line in ours.begun if step is None else ():
+                there.begin_line(line)  # a rollback, which must rule the copy too
     if as_json:
         print_json(rows)
 
@@ -60,19 +69,25 @@ def copy(
 def collect(
     path: Source,
     keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Number of newest committed steps to keep.")],
+    left: Annotated[
+        bool, typer.Option("--left", help="Also remove the steps of all lines of descent but the newest.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove all but the newest committed steps. Steps quarantined by `verify --quarantine` stay."""
-    with reported(), awaiting(path) as heard:
+    """Remove all but the newest committed steps, of each line of descent.
+
+    Steps quarantined by `verify --quarantine`, and steps of another format, stay.
+    """
+    with reported():
         tier = open_namespace(path)
-        going = superfluous(list(tier.catalog()), keep)
+        going = superfluous(list(tier.catalog()), keep, lines=tier.lines(), left=left)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
         names = list(sizes)
         if not dry_run:
-            with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json, heard=heard) as bar:
-                names = tier.retain(keep, removed=lambda name: bar.advance(sizes.get(name, 0)))
+            with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json) as bar:
+                names = tier.retain(keep, removed=lambda name: bar.advance(sizes.get(name, 0)), left=left)
     if as_json:
         steps = {entry.name: {"step": entry.step, "attempt": entry.attempt} for entry in going}
         rows = [
@@ -99,7 +114,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a step in a format of torch's own. Every byte is verified first."""
-    with reported(), awaiting(f"{path} or {dcp or safetensors}") as heard:
+    with reported():
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
         tier = open_namespace(path)
@@ -108,7 +123,7 @@ def export(
         from ckpt.convert.full_step import read_stored
 
         total = 2 * tier.read_manifest(save).nbytes  # verified, then written
-        bar = Bar(f"exporting step {save.step}", total, quiet=as_json, heard=heard)
+        bar = Bar(f"exporting step {save.step}", total, quiet=as_json)
         with bar, parsing(f"{tier.where}, step {save.step}"):
             stored = read_stored(tier, save, rank, bar.advance)
             if dcp is not None:
@@ -134,20 +149,26 @@ def import_step(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a torch DCP directory as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`."""
-    with reported(), awaiting(f"{source} or {path}") as heard:
+    """Import a torch DCP directory as a step, for `dcp.load(state, storage_reader=ckpt.dcp_reader())`.
+
+    The step begins a line of descent, so it is what the next start restores. Other steps stay.
+    """
+    with reported():
         if namespace is None and not is_url(path) and not Path(path).exists():
             raise ConfigError(f"{path}: does not exist; --namespace NAME creates it for that namespace")
         tier = open_namespace(path) if namespace is None else make_namespace(path, namespace)
         from ckpt.convert.dcp_safetensors import import_dcp
 
         total = 2 * sum(file.stat().st_size for file in source.glob("*.distcp"))  # read, then written
-        with Bar(f"importing step {step}", total, quiet=as_json, heard=heard) as bar:
+        with Bar(f"importing step {step}", total, quiet=as_json) as bar:
             save = import_dcp(source, tier, step, bar.advance)
+        aside = lines_of(tier).aside(save.line)
     if as_json:
-        print_json({**_facts(tier, save), "to": tier.where})
+        print_json({**_facts(tier, save), "to": tier.where, "line": save.line.id, "aside": aside})
         return
-    typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}")
+    typer.echo(f"imported {source} as step {step} of namespace {tier.namespace}; the next start restores it")
+    for text in aside:
+        typer.echo(f"stays aside: {printable(text)}")
 
 
 def _facts(tier: Tier, save: SaveId) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import math
 import mmap
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan
 
+from ckpt.config import owner_of
 from ckpt.convert.confined import Confinement, confined
 from ckpt.convert.dcp_directory import DirectoryReader, load_object, size_of
 from ckpt.convert.full_step import FullStep
@@ -29,6 +31,7 @@ from ckpt.format.checksums import checksums
 from ckpt.format.json_values import encode
 from ckpt.format.layout import Chunk, Layout, align
 from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers.lines import lines_of
 from ckpt.tiers.tier import Tier
 from ckpt.worker.load.match import DCP
 from ckpt.worker.tensors import dtype_name, view_bytes
@@ -105,7 +108,9 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
         memory = mmap.mmap(descriptor, max(layout.nbytes, 1))
     finally:
         os.close(descriptor)
-    save = SaveId(step=step, attempt=0, run_id=_IMPORTED)
+    owner = replace(owner_of(os.environ), script=str(directory))
+    line = lines_of(tier).begin(None, secrets.token_hex(16), owner)
+    save = SaveId(step=step, attempt=0, run_id=_IMPORTED, line=line)
     data = memoryview(memory)[: layout.nbytes]
     record = ShardRecord(
         save=save, namespace=tier.namespace, rank=0, world_size=1, layout=layout, blocks=checksums(data)

@@ -25,6 +25,7 @@ from ckpt.epilog.scan import is_still, left_in, verified
 from ckpt.errors import CheckpointError
 from ckpt.format.manifest import NAME, merge, pack
 from ckpt.format.shard_record import SaveId, seal_json, unseal_json
+from ckpt.tiers.catalog import newest_first
 from ckpt.tiers.reads import runs
 from ckpt.tiers.tier import Tier
 from ckpt.timeouts import EpilogDeadlines
@@ -81,7 +82,7 @@ class EpilogFlush:
 
     def _run(self, deadline_s: float) -> SaveId | None:
         named: list[SaveId] = []
-        unnamed = sorted(self._left, reverse=True)
+        unnamed = self._newest_first()
         late_s = (since_s := time.monotonic()) + LATE * (deadline_s - since_s)
         if not unnamed or self._tier.has_since(unnamed[0]):
             return None
@@ -101,6 +102,10 @@ class EpilogFlush:
                 self._tell_lost(named)
                 return None
             time.sleep(self._poll_s)
+
+    def _newest_first(self) -> list[SaveId]:
+        """The saves in this node's memory: those that the newest line continues, then those of lines that were left."""
+        return newest_first(sorted(self._left, reverse=True))
 
     def _name(self, save: SaveId) -> bool:
         """Lists in the tier the verified shards that this node has of a save. False if it has none."""
@@ -139,7 +144,7 @@ class EpilogFlush:
         """Whether no newer save can become complete: there is none here, or every node has listed its part of this
         one."""
         nodes = {node for nodes in self._holders(save).values() for node in nodes}
-        return save == max(self._left) or len(nodes) >= self._request.nodes
+        return save == self._newest_first()[0] or len(nodes) >= self._request.nodes
 
     def _bring(self, save: SaveId, deadline_s: float) -> SaveId | None:
         """Writes this node's part. Commits once all parts are written and it is this node's turn."""

@@ -59,7 +59,8 @@ class Line:
             raise CorruptError(f"line: {len(line.ancestors)} ancestors, expected at most {_MOST_ANCESTORS}")
         numbers = [line.number, *(step for _, step in ancestors)]
         is_sound = all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
-        names = [line.id, *(name for name, _ in ancestors if name)]
+        names = [] if line == FIRST else [line.id]
+        names += [name for name, _ in ancestors if name]
         if not is_sound or not all(isinstance(name, str) and _ID.fullmatch(name) for name in names):
             raise CorruptError(f"line: malformed number, id or ancestor {line!r:.200}")
         if not -1e11 < line.began_s < 1e11:
@@ -81,9 +82,9 @@ class Line:
 
         Args:
             step: the step that it continues; None: it continues none.
-            seed: text that no other line of the namespace is made from, and that is the same on all ranks.
+            seed: text that is the same on all ranks, and of no other attempt.
         """
-        origin = f"{self.id} {step} {seed}"
+        origin = f"{self.id} {step} {number} {seed}"
         inherited = [(line, min(last, step)) for line, last in self.ancestors] if step is not None else []
         ancestors = [(self.id, step), *inherited] if step is not None else []
         return Line(

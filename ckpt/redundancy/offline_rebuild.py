@@ -18,6 +18,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord, read_record, write_rec
 from ckpt.redundancy.gf256 import multiply_add
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet, read_parity
 from ckpt.redundancy.stripes import LossError, Sum, extents
+from ckpt.tiers.catalog import newest_first
 from ckpt.tiers.posix import read_file
 from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
@@ -72,7 +73,7 @@ class Survivors:
 
 
 def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: None) -> dict[SaveId, Survivors]:
-    """All saves with files in the directories, newest first. Records that do not verify count as absent."""
+    """All saves with files in the directories, the newest line's first. Records that do not verify count as absent."""
     saves: dict[SaveId, Survivors] = {}
     for directory in directories:
         for name in names_of(os.listdir(directory)):
@@ -89,7 +90,8 @@ def find_saves(directories: Iterable[Path], advance: Advance = lambda nbytes: No
                         found.shards[shard.rank] = (path, shard)
             except (CorruptError, FileNotFoundError):
                 continue
-    return dict(sorted(saves.items(), key=lambda entry: (entry[0].step, entry[0].attempt), reverse=True))
+    latest_first = sorted(saves, key=lambda save: (save.step, save.attempt), reverse=True)
+    return {save: saves[save] for save in newest_first(latest_first)}
 
 
 def rebuild(found: Survivors, target: Path, advance: Advance = lambda nbytes: None) -> list[Rebuilt]:

@@ -129,6 +129,11 @@ def directory_name(save: SaveId) -> str:
     return f"step-{save.step:010d}.a{save.attempt}.{run_tag(save.run_id)}{line}"
 
 
+def line_ids(names: Iterable[str]) -> set[str]:
+    """The ids of the lines of the steps' directories among some names."""
+    return {match[3][9:] for match in map(_STEP.fullmatch, names) if match}
+
+
 def is_of_run(name: str, run_id: str) -> bool:
     """Whether a step's directory was written by a run."""
     match = _STEP.fullmatch(name)

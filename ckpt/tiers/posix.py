@@ -103,10 +103,15 @@ class SharedTier(Tier):
         return str(self.folder / target)
 
     def retain(
-        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+        self,
+        keep: int,
+        complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+        *,
+        left: bool = False,
     ) -> list[str]:
         """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
-        entries = superfluous(list(self.catalog()), keep, complete)
+        entries = superfluous(list(self.catalog()), keep, complete, lines=self.lines(), left=left)
         names = [entry.name for entry in entries]
         self._remove(names, removed)
         return names

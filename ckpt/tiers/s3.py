@@ -86,7 +86,12 @@ class S3Tier(Tier):
         return f"{self.url}/{new_name}"
 
     def retain(
-        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+        self,
+        keep: int,
+        complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+        *,
+        left: bool = False,
     ) -> list[str]:
         """Remove superfluous steps. Each manifest is removed first, so that no reader finds a step half deleted.
 
@@ -99,7 +104,7 @@ class S3Tier(Tier):
             uploads = []
         names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
-        gone = superfluous(list(self._entries(names)), keep, complete)
+        gone = superfluous(list(self._entries(names)), keep, complete, lines=self.lines(), left=left)
         for entry in gone:
             self._bucket.delete([self._key(entry.name, NAME)])
             inside = self._key(entry.name, "")

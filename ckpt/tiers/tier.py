@@ -16,7 +16,15 @@ from ckpt.errors import CheckpointError, CorruptError
 from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
-from ckpt.tiers.catalog import CatalogEntry, committed, directories_since, directory_name, entries_of, newest_first
+from ckpt.tiers.catalog import (
+    CatalogEntry,
+    committed,
+    directories_since,
+    directory_name,
+    entries_of,
+    line_ids,
+    newest_first,
+)
 from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct_io import PAGE_BYTES
@@ -149,6 +157,11 @@ class Tier(ABC):
                     log.warning("%s/%s: passed over: %s", self.where, name, error)
         return found
 
+    def has_lines(self) -> bool:
+        """Whether there may be steps of more than one line. Reads no manifest."""
+        names = self._directories()
+        return any(name.startswith(_LINE) for name in names) or len(line_ids(names)) > 1
+
     def catalog(self) -> Iterator[CatalogEntry]:
         """Yield every step, newest first, with the reason for each that cannot be restored or could not be read.
 
@@ -194,12 +207,18 @@ class Tier(ABC):
 
     @abstractmethod
     def retain(
-        self, keep: int, complete: Collection[SaveId] | None = None, removed: Removed = lambda name: None
+        self,
+        keep: int,
+        complete: Collection[SaveId] | None = None,
+        removed: Removed = lambda name: None,
+        *,
+        left: bool = False,
     ) -> list[str]:
         """Remove steps that newer committed steps have made superfluous; returns the names of the removed ones.
 
         Args:
             complete: in a node-local tier, the saves that all nodes have committed; only these count. None: all count.
+            left: whether to remove the steps of all lines but the newest one's descent too.
         """
 
     # Calls to the storage. Paths are relative to the namespace's folder or URL, such as `<step's directory>/<file>`.

@@ -6,14 +6,11 @@ save belongs to its line. Otherwise it begins a new line: the script has loaded 
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import dataclass
 
 from ckpt.format.line import FIRST, Line, Owner
 from ckpt.format.shard_record import SaveId
-
-_begun = itertools.count()  # lines of this process
 
 log = logging.getLogger("ckpt")
 
@@ -89,7 +86,7 @@ class Descent:
         before = self._line or (head.line if head else FIRST)
         line = (base.line if base else before).fork(
             base.step if base else None, number=max(newest.next_number, 1 + before.number), began_s=newest.began_s,
-            seed=f"{self._seed} {next(_begun)}", owner=self._owner,
+            seed=self._seed, owner=self._owner,
         )  # fmt: skip
         if self._speaks and (head is not None or newest.skipped):
             after = f"continues step {base.step}" if base else "continues no step"

@@ -204,7 +204,7 @@ class Session:
         if self._is_reading:
             self._is_reading = False
             step = {} if saved is None else {"step": saved.step, "seconds": round(seconds, 6)}
-            self._send("loaded", **step)
+            self._send("load_ended", **step)
 
     def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
         """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
@@ -220,10 +220,9 @@ class Session:
         with self._lock:
             started = time.monotonic()
             line = self.descent.advance(step)
-            if line is None:
-                last = self.descent.last_step
-                reason = f"step {last} was saved before it; a step must be larger, so count steps over all epochs"
-                self._drop(step, reason)
+            if line is None:  # the agent hears nothing: a save of this step may be in flight
+                why = "step %d was saved before it; a step must be larger, so count steps over all epochs"
+                self._count(f"step %d is dropped: {why}", step, self.descent.last_step)
                 return
             slot, reason = self._take(step)
             if slot is not None:
@@ -246,7 +245,7 @@ class Session:
                 self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
                 raise
             message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-            message |= {"line": line.to_json(), "tokens": tokens, "flush": flush}
+            message |= {"descent": line.to_json(), "tokens": tokens, "flush": flush}
             seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
             if copies is not None or self._sealing.busy:
                 self._sealing.do(seal)

@@ -26,11 +26,13 @@ from ckpt.agent.rpc.transport import (
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.layout import Chunk, Layout
-from ckpt.format.shard_record import read_record
+from ckpt.format.line import Line
+from ckpt.format.shard_record import SaveId, read_record
 from ckpt.timeouts import AgentDeadlines
 
 RUN_ID = "run-1"
 NAMESPACE = "test"
+LINE = Line(number=1, id="0000000a")  # that the workers save to, unless a test says otherwise
 WAIT_S = 60.0  # for what takes well under one on an idle machine; making a client of S3 alone is half a second of CPU
 DEADLINES = AgentDeadlines(answer_s=30, seal_s=10, protect_s=10, beat_s=0.05, quiet_s=0.3, load_s=0.05)
 
@@ -126,6 +128,11 @@ def config(
     return CheckpointConfig.from_mapping(section)
 
 
+def save_id(step: int, attempt: int = 0, line: Line = LINE) -> SaveId:
+    """The id of a save of these workers."""
+    return SaveId(step=step, attempt=attempt, run_id=RUN_ID, line=line)
+
+
 def layout(nbytes: int) -> Layout:
     chunk = Chunk(key="x", dtype="uint8", shape=(nbytes,), offsets=(0,), sizes=(nbytes,), start=0, nbytes=nbytes)
     return Layout(chunks=(chunk,), tree={"x": {"#tensor": "x"}}, nbytes=nbytes)
@@ -207,7 +214,7 @@ class Worker(Link):
         self.has_plan = place.generation > 0
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
-        reply = await super().request(op, **fields)
+        reply = with_step(await super().request(op, **fields))
         self.has_plan |= op == "plan"
         return reply
 
@@ -235,9 +242,17 @@ class Worker(Link):
             file.write(data)
         return data
 
-    def save(self, step: int, slot: int, data: bytes | None = None, flush: bool = False, **fields: Any) -> None:
-        staged = layout(len(self.stage(step, slot, data))).to_json()
-        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=staged, flush=flush, **fields)
+    def save(
+        self,
+        step: int,
+        slot: int,
+        data: bytes | None = None,
+        flush: bool = False,
+        line: Line = LINE,
+        **fields: Any,
+    ) -> None:
+        staged, of = layout(len(self.stage(step, slot, data))).to_json(), line.to_json()
+        self.send(op="staged", slot=slot, step=step, rank=self.rank, layout=staged, descent=of, flush=flush, **fields)
 
     async def read(self, rank: int, blocks: list[int] | None = None, step: int | None = None) -> bytes:
         """The bytes of a saved rank, as `open` leads to them."""
@@ -247,6 +262,14 @@ class Worker(Link):
         with open(reply["path"], "rb") as file:
             file.seek(reply["base"])
             return file.read(nbytes)
+
+
+def with_step(reply: dict[str, Any]) -> dict[str, Any]:
+    """An agent's reply, with `step` and `attempt` of the save that it names."""
+    if "save" not in reply:
+        return reply
+    save = reply["save"] or {}
+    return reply | {"step": save.get("step"), "attempt": save.get("attempt")}
 
 
 class World:
@@ -320,14 +343,15 @@ class World:
             memory.close()
         self._memories = []
 
-    async def save(self, step: int, slot: int, flush: bool = False) -> None:
+    async def save(self, step: int, slot: int, flush: bool = False, line: Line = LINE) -> None:
         """All workers save, after the plan; returns when all have heard of the commit."""
         if not all(worker.has_plan for worker in self.workers):
             await self.plan()
         for worker in self.workers:
-            worker.save(step, slot, flush=flush)
+            worker.save(step, slot, flush=flush, line=line)
         for worker in self.workers:
-            await worker.event("committed", step=step)
+            save = SaveId(step=step, attempt=worker.place.attempt, run_id=worker.place.run_id, line=line)
+            await worker.event("committed", save=save.to_json())
 
     def has_sealed(self, node: int, step: int, local_rank: int = 0) -> bool:
         """Whether a node has sealed a local rank's shard of a save in flight."""

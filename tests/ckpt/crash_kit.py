@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_kit import Worker, World, content, layout, run
+from agent_kit import LINE, Worker, World, content, layout, run
 from trainer_kit import LIMIT_S, processes
 
 from ckpt.agent.protect.gather_sum import Sums
+from ckpt.format.line import Line
 from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena
 
@@ -121,30 +122,30 @@ class Trainers:
     async def load(self) -> dict[str, Any]:
         """The plan; what it restores stays until a newer save has committed."""
         plan = await self._world.plan()
-        save = SaveId(step=plan["step"], attempt=plan["attempt"], run_id=self._world.places[0].run_id)
         for arena in self._arenas:
-            arena.adopt(save)
+            arena.adopt(SaveId.from_json(plan["save"]) if plan["save"] else None)
         return plan
 
     def go_on(self, world: World) -> None:
         """With the agents of a later generation."""
         self._world = world
 
-    async def save(self, step: int) -> None:
+    async def save(self, step: int, line: Line = LINE) -> None:
         """All save; returns when all have heard of the commit."""
         pairs = list(zip(self._world.workers, self._arenas, strict=True))
         for worker, arena in pairs:
-            _stage(worker, arena, step)
+            _stage(worker, arena, step, line)
         for worker, arena in pairs:
             event = await worker.event("committed", step=step)
             arena.committed(step, pinned=event["pinned"])
 
 
-def _stage(worker: Worker, arena: Arena, step: int) -> None:
+def _stage(worker: Worker, arena: Arena, step: int, line: Line) -> None:
     data = content(worker.rank, step)
     slot = arena.take(step)
     assert slot is not None, arena.describe()
     slot.reserve(len(data))[: len(data)] = data
     worker.send(
-        op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(), flush=False
-    )
+        op="staged", slot=slot.index, step=step, rank=worker.rank, layout=layout(len(data)).to_json(),
+        descent=line.to_json(), flush=False,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_kit import NAMESPACE, RUN_ID, content, layout
+from agent_kit import LINE, NAMESPACE, RUN_ID, content, layout, with_step
 from waiting import until
 
 from ckpt.agent.process.launch import command, environment, mpirun_options
@@ -43,6 +43,13 @@ def mpirun(*programs: list[str]) -> list[str]:
     return line
 
 
+class Client(AgentClient):
+    """A worker's connection."""
+
+    def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        return with_step(super().request(op, timeout_s=timeout_s, **fields))
+
+
 class AgentProcesses:
     """The agents of one attempt as a launcher starts them; the test is their runner and their workers."""
 
@@ -62,7 +69,7 @@ class AgentProcesses:
         Without workers others connect as such, with what `environment` gives.
         """
         self.monitors: list[Monitor] = []
-        self.workers: list[AgentClient] = []
+        self.workers: list[Client] = []
         self.nodes = [*nodes, *holders]
         self._training = len(nodes) if has_workers else 0
         self._programs = programs or {}
@@ -91,7 +98,7 @@ class AgentProcesses:
                 path = ram_dir / f"agent-{self.attempt}.sock"
                 self.monitors.append(Monitor.connect(ram_dir, self.attempt, WAIT_S))
                 if rank < self._training:
-                    self.workers.append(AgentClient.connect(path, rank=rank, local_rank=0, timeout_s=WAIT_S))
+                    self.workers.append(Client.connect(path, rank=rank, local_rank=0, timeout_s=WAIT_S))
         except AgentError as error:
             self.close()
             raise AssertionError(f"{error}:\n{self.log()}") from None
@@ -165,7 +172,10 @@ class AgentProcesses:
             data = content(rank, step, nbytes)
             (ram_dir / f"own-0-{slot}.json").unlink(missing_ok=True)
             (ram_dir / f"own-0-{slot}.data").write_bytes(data)
-            worker.send("staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), flush=flush)
+            worker.send(
+                "staged", slot=slot, step=step, rank=rank, layout=layout(len(data)).to_json(), descent=LINE.to_json(),
+                flush=flush,
+            )  # fmt: skip
 
     def read(self, worker: int, rank: int) -> bytes:
         reply = self.workers[worker].request("open", timeout_s=WAIT_S, rank=rank, blocks=None)

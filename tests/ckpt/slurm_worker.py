@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from agent_kit import content, layout
+from agent_kit import LINE, content, layout
 
 from ckpt.agent.rpc.client import AgentClient, Monitor
 
@@ -25,7 +25,15 @@ def work(attempt: int) -> None:
     if attempt == 0:
         data = content(rank, STEP, NBYTES)
         (ram_dir / "own-0-0.data").write_bytes(data)
-        worker.send("staged", slot=0, step=STEP, rank=rank, layout=layout(len(data)).to_json(), flush=False)
+        worker.send(
+            "staged",
+            slot=0,
+            step=STEP,
+            rank=rank,
+            layout=layout(len(data)).to_json(),
+            descent=LINE.to_json(),
+            flush=False,
+        )
         while not any(event["event"] == "committed" for event in worker.events(60)):
             pass
         worker.request("await_saves", timeout_s=60)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_kit import DEADLINES, Link, World, config, content, layout, run, until
+from agent_kit import DEADLINES, LINE, Link, World, config, content, layout, run, until
 
 from ckpt.agent.process.lifetime import MemoryDirectory
 from ckpt.agent.rpc.peers import PeerError
@@ -84,6 +84,7 @@ def test_a_shard_that_is_empty_is_saved_like_any_other(tmp_path):
     run(test)
 
 
+ONE, OF = layout(1).to_json(), LINE.to_json()
 REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000], 0, 5000]]}
 
 
@@ -91,9 +92,17 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
     ("message", "reason"),
     [
         ({"op": "drop_shard", "reason": "no slot in time"}, "rank 3: no slot in time"),
-        ({"op": "staged", "slot": 0, "layout": REFUSED}, "the shard of rank 3 was refused: layout: bad chunk"),
+        (
+            {"op": "staged", "slot": 0, "layout": REFUSED, "descent": OF},
+            "the shard of rank 3 was refused: layout: bad chunk",
+        ),
         ({"op": "staged", "slot": 0}, "the shard of rank 3 was refused: malformed 'staged': layout is missing"),
-        ({"op": "staged", "slot": 9, "layout": layout(1).to_json()}, "refused: staged: slot 9 of rank 3 is not"),
+        ({"op": "staged", "slot": 0, "layout": ONE}, "the shard of rank 3 was refused: malformed 'staged': descent is"),
+        (
+            {"op": "staged", "slot": 0, "layout": ONE, "descent": OF | {"id": "x"}},
+            "refused: line: malformed number, id or",
+        ),
+        ({"op": "staged", "slot": 9, "layout": ONE, "descent": OF}, "refused: staged: slot 9 of rank 3 is not"),
     ],
 )
 def test_a_rank_that_cannot_save_makes_all_drop_the_step_at_once(tmp_path, message, reason):
@@ -234,8 +243,8 @@ def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             protect = world.agents[1]._saves._on_protect
 
-            async def promise_then_lose_the_world(source, step):
-                await protect(source, step)
+            async def promise_then_lose_the_world(source, save):
+                await protect(source, save)
                 for transport in world.fake.transports:
                     transport.fail = "MPI_ERR_PROC_FAILED"
 
@@ -277,7 +286,7 @@ def test_a_slot_shorter_than_its_layout_drops_the_save(tmp_path):
         async with World(tmp_path, ["a"], 0, config()) as world:
             worker = world.workers[0]
             worker.stage(10, 0, b"short")
-            worker.send(op="staged", slot=0, step=10, rank=0, layout=layout(100).to_json(), flush=False)
+            worker.send(op="staged", slot=0, step=10, rank=0, layout=layout(100).to_json(), descent=OF, flush=False)
             assert "expected at least 100" in (await worker.event("dropped", step=10))["reason"]
 
     run(test)
@@ -296,10 +305,11 @@ def test_saving_a_step_twice_drops_the_second(tmp_path):
 
 MALFORMED = [
     {"op": "staged"},
-    {"op": "staged", "slot": 0, "step": -1, "rank": 0, "layout": layout(1).to_json()},
-    {"op": "staged", "slot": 9, "step": 1, "rank": 0, "layout": layout(1).to_json()},
-    {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": layout(1).to_json()},
-    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}},
+    {"op": "staged", "slot": 0, "step": -1, "rank": 0, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 9, "step": 1, "rank": 0, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": ONE, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}, "descent": OF},
+    {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": ONE, "descent": {"number": 1}},
     {"op": "drop_shard", "step": "x", "rank": 0, "reason": ""},
     {"op": "damaged", "rank": None, "path": "x"},
     {"op": "open", "rank": 0, "blocks": None},

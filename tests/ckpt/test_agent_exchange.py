@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import RUN_ID, World, config, run
+from agent_kit import World, config, run, save_id
 
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 
 NODES = ["a", "b"]
-
-
-def save_id(step: int) -> SaveId:
-    return SaveId(step=step, attempt=0, run_id=RUN_ID)
 
 
 def test_the_record_of_another_shard_than_was_asked_for_is_refused(tmp_path: Path) -> None:

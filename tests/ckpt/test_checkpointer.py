@@ -566,7 +566,7 @@ def test_saves_and_loads_are_logged_by_rank_0_alone(node: Node, caplog: pytest.L
     assert any(
         line.startswith("saved step 4 to memory: 4032 bytes in ") and line.endswith((" MB/s", " ms")) for line in lines
     )
-    assert any(line.startswith("loaded step 4 from memory: 4000 bytes in ") for line in lines)
+    assert any(line.startswith("loaded step 4 of namespace ns from memory: 4000 bytes in ") for line in lines)
 
 
 def test_the_log_tells_of_every_save_and_tier_and_adds_no_handler(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -582,7 +582,7 @@ def test_the_log_tells_of_every_save_and_tier_and_adds_no_handler(node: Node, ca
         "saved step 5 to memory: 4032 bytes in ",
         "committed step 5 in the memory of all nodes: 4032 bytes in ",
         "committed step 5 in tier shared: 4032 bytes in ",
-        "loaded step 5 from memory: 4000 bytes in ",
+        "loaded step 5 of namespace ns from memory: 4000 bytes in ",
         "saved step 10 to memory: 4032 bytes in ",
     ):
         assert text.count(line) == 1, text

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import waiting
-from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
+from agent_kit import LINE, NAMESPACE, RUN_ID, World, config, content, lose, run, save_id, until
 from trainer_kit import Node, checkpointer, settle
 
 from ckpt.epilog.scan import left_in
 from ckpt.errors import AgentError, CheckpointError
+from ckpt.format.line import NOBODY
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.timeouts import WorkerDeadlines
@@ -100,10 +100,6 @@ def test_the_step_of_the_start_is_found_in_a_lower_tier_once_memory_has_lost_it(
 
 
 def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Node) -> None:
-    def is_set_aside() -> bool:
-        steps = [path.name for tier in ("nvme", "shared") for path in (node.ram_dir.parent / tier).glob("**/step-*")]
-        return not any(int(name[5:15]) > 3 for name in steps) and any(node.ram_dir.glob("bad-step-*"))
-
     saved(node)
     live: dict[str, Any] = {"x": np.zeros(1000, int), "n": -1}
     with node.start() as ckpt:
@@ -113,9 +109,9 @@ def test_a_load_after_a_script_has_gone_back_finds_what_it_saved_since(node: Nod
         assert newest > 3 == ckpt.newest_step
         assert ckpt.load(live) == 3 and live["n"] == 33
         settle(ckpt)
-        waiting.until(is_set_aside, "the steps above are in quarantine")
     with node.start() as ckpt:
         assert ckpt.load(live) == 3 and live["n"] == 33
+        assert ckpt.load(live, step=8) == 8 and live["n"] == 8, "the steps that it has left stay"
 
 
 def test_no_newest_step_is_given_while_a_save_has_no_outcome(tmp_path: Path) -> None:
@@ -173,15 +169,13 @@ def test_a_step_of_which_one_shard_is_lost_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_next", [25, 40])
-def test_the_steps_above_a_chosen_one_are_quarantined_once_a_save_below_them_commits(
+def test_a_save_after_a_chosen_step_begins_a_line_and_the_steps_of_the_other_one_stay(
     tmp_path: Path, saved_next: int
 ) -> None:
-    """They are not if the script has only read the chosen step."""
     checkpoint = config(tmp_path / "shared", every_steps=5, nvme={"path": str(tmp_path / "nvme"), "every_steps": 5})
     shared = SharedTier(tmp_path / "shared", NAMESPACE)
-    disks = [NvmeTier(tmp_path / "nvme", NAMESPACE, node=node) for node in NODES]
-    goes_back = saved_next < 30
-    kept = [25, 20] if goes_back else [40, 30]
+    tiers = (shared, *(NvmeTier(tmp_path / "nvme", NAMESPACE, node=node) for node in NODES))
+    back = LINE.fork(20, number=2, began_s=0.0, seed="back", owner=NOBODY)
 
     async def test() -> None:
         async with World(tmp_path, NODES, 0, checkpoint) as world:
@@ -189,23 +183,50 @@ def test_the_steps_above_a_chosen_one_are_quarantined_once_a_save_below_them_com
                 await world.save(step, slot)
                 await world.await_saves()
         async with World(tmp_path, NODES, 1, checkpoint) as world:
-            assert (await world.plan())["step"] == 30
+            plan = await world.plan()
+            assert (plan["step"], plan["is_head"], plan["next_line"][0]) == (30, True, 2)
             for worker in world.workers:
                 assert (await worker.request("choose", step=20))["step"] == 20
-            assert [save.step for save in shared.steps()] == [30, 20]
-            await world.save(saved_next, 0)
+                worker.send(op="load_ended", step=20, seconds=0.5)
+            for monitor in world.monitors:
+                await monitor.event("loaded", step=20, tier="memory", newest=30)
+            await world.save(saved_next, 0, line=back)
             await world.await_saves()
-            await until(lambda: all([save.step for save in tier.steps()] == kept for tier in (shared, *disks)))
-            quarantined = [tier.quarantined() for tier in (shared, *disks)]
-            assert [len(found) for found in quarantined] == [goes_back] * 3
-            assert all("went back to an older step" in reason for found in quarantined for _, reason in found)
-            left = {save.step for save in left_in(tmp_path / "a", RUN_ID, NAMESPACE)}
-            assert saved_next in left and (30 in left) is not goes_back
+            await world.monitors[0].event("line", step=saved_next, origin=20, newest=30, line=back.id)
+            kept = [(saved_next, back), (20, LINE), (30, LINE)]
+            await until(lambda: all([(s.step, s.line) for s in tier.steps()] == kept for tier in tiers))
+            assert set(left_in(tmp_path / "a", RUN_ID, NAMESPACE)) >= {save_id(30), save_id(saved_next, 1, back)}
         for attempt in (2, 3):
             async with World(tmp_path, NODES, attempt, checkpoint) as world:
-                assert (await world.plan())["step"] == saved_next
+                plan = await world.plan()
+                assert plan["save"] == save_id(saved_next, 1, back).to_json()
+                restored = await world.monitors[0].event("restore_plan", step=saved_next)
+                assert restored["left"] == [f"{LINE} up to step 30: {back} is newer"] * (saved_next < 30)
                 expected = [content(rank, saved_next) for rank in range(2)]
                 assert [data[:5000] for data in await world.contents(2)] == expected
+                assert (await world.workers[0].request("choose", step=20))["step"] == 20
             lose(tmp_path, *NODES)
+        assert not any(tier.quarantined() for tier in tiers)
+
+    run(test)
+
+
+def test_of_two_saves_of_one_step_the_newest_lines_is_chosen(tmp_path: Path) -> None:
+    checkpoint = config(tmp_path / "shared", every_steps=5, keep=3)
+    back = LINE.fork(10, number=2, began_s=0.0, seed="back", owner=NOBODY)
+
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, checkpoint) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+                await world.await_saves()
+            await world.save(20, 2, line=back)
+            await world.await_saves()
+        lose(tmp_path, *NODES)
+        async with World(tmp_path, NODES, 1, checkpoint) as world:
+            assert (await world.plan())["save"] == save_id(20, 0, back).to_json()
+            await world.save(30, 0, line=back)
+            for step, line in ((20, back), (10, LINE)):
+                assert (await world.workers[1].request("choose", step=step))["save"] == save_id(step, 0, line).to_json()
 
     run(test)

@@ -28,7 +28,9 @@ class Clocks:
         monkeypatch.setattr(time, "time", lambda: self.now_s + self.ahead_s)
         make = FlushLeader.__init__
         monkeypatch.setattr(
-            FlushLeader, "__init__", lambda lead, context, lease: make(lead, context, lease, lambda: self.now_s)
+            FlushLeader,
+            "__init__",
+            lambda lead, context, lease, newest: make(lead, context, lease, newest, lambda: self.now_s),
         )
 
 

@@ -35,7 +35,7 @@ def test_a_rank_that_lost_its_memory_goes_on_from_disk_and_the_heat_is_the_same(
         MemoryDirectory(directory, timeout_s=20).close()  # once its agent has ended, which nobody has told to
         resumed = heat(namespace, tmp_path / "a")
         assert resumed.returncode == 0, resumed.stderr
-        loaded = re.search(r"loaded step (20|40) from shared", resumed.stderr)
+        loaded = re.search(r"loaded step (20|40) of namespace .* from shared", resumed.stderr)
         assert loaded, resumed.stderr
     with solo_namespace() as namespace:
         whole = heat(namespace, tmp_path / "b")

@@ -196,7 +196,7 @@ def test_as_much_is_taken_over_as_leaves_room_for_the_load_and_the_first_save(tm
             assert (await world.plan())["step"] == 20
             assert len(list((tmp_path / "x").glob("copy-*.json"))) == taken
             assert await world.contents(4) == [content(rank, 20, BLOCK_BYTES) for rank in range(4)]
-            world.workers[0].send(op="loaded")
+            world.workers[0].send(op="load_ended")
             await until(
                 lambda: shutil.disk_usage(tmp_path / "x").free >= 4 * BLOCK_BYTES
             )  # a mapping outlives its file's name

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run
+from agent_kit import LINE, NAMESPACE, RUN_ID, World, config, content, lose, run, save_id
 from parity_kit import saved
 from s3_kit import s3_server
 from test_recover import damage
@@ -29,6 +29,7 @@ from ckpt.epilog import flush as flushing
 from ckpt.epilog.flush import EpilogFlush, FlushSuperseded
 from ckpt.epilog.request import NAME, leave_request, read_request
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
+from ckpt.format.line import NOBODY
 from ckpt.format.manifest import NAME as MANIFEST
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.open import lower_tiers
@@ -154,6 +155,21 @@ def test_what_a_lost_node_held_comes_from_its_partners(tmp_path: Path) -> None:
     check(tmp_path, 20)
 
 
+def test_after_a_script_has_gone_back_its_newest_step_is_committed_not_the_largest(tmp_path: Path) -> None:
+    checkpoint, back = asking(tmp_path), LINE.fork(10, number=2, began_s=0.0, seed="back", owner=NOBODY)
+
+    async def job() -> None:
+        async with World(tmp_path, list(NODES), 0, checkpoint, ranks_per_node=2) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+            await world.save(15, 0, line=back)
+
+    run(job)
+    ask(tmp_path, checkpoint)
+    assert set(flush(tmp_path).values()) == {save_id(15, 0, back)}
+    check(tmp_path, 15)
+
+
 def test_what_only_parity_could_make_again_stays_where_it_is_and_is_told(tmp_path: Path, caplog) -> None:
     after(tmp_path, asking(tmp_path, "xor"))
     lose(tmp_path, "b")
@@ -182,7 +198,7 @@ def test_a_node_that_comes_late_with_the_copy_is_waited_for(tmp_path: Path) -> N
     damage(newest[0].with_suffix(".data"))
     with ThreadPoolExecutor() as threads:
         others = threads.submit(flush, tmp_path, "a", "c")
-        older = SaveId(step=10, attempt=0, run_id=RUN_ID)
+        older = save_id(10)
         until(lambda: {name.rpartition(".")[2] for name in tier(tmp_path).notes(older)} >= {"a", "c"})
         assert flush(tmp_path, "b")["b"].step == 20
         assert {save.step for save in others.result().values()} == {20}

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, until
+from agent_kit import DEADLINES, LINE, NAMESPACE, World, config, content, lose, run, until
 from crash_kit import Crash, Fuse, Trainers, crashes
 
 from ckpt.config import CheckpointConfig
+from ckpt.format.line import NOBODY
 from ckpt.format.shard_record import read_record, write_record
 from ckpt.redundancy.parity_record import read_parity
+from ckpt.tiers.posix import SharedTier
 
 pytestmark = pytest.mark.faults  # some hundred runs; the moments that have names are in test_recover_killed.py
 
@@ -237,3 +239,65 @@ def test_a_lower_tier_has_its_newest_step_wherever_it_is_written_tidied_or_read(
         assert step >= max(crash.told, 20), crash
         seen.add(step)
     assert seen >= {20, 30}
+
+
+# a script that goes back
+
+
+BACK = LINE.fork(10, number=2, began_s=0.0, seed="back", owner=NOBODY)
+
+
+async def gone_back(tier: str, root: Path, fuse: Fuse) -> None:
+    """Begins a line after step 10, and brings its first step to a lower tier."""
+    fuse.arm()
+    async with world_of(root, NODES[:3], 1, below(root, tier)) as world:
+        trainers = Trainers(world, KEEP)
+        assert (await trainers.load())["step"] == 20
+        await trainers.save(30, BACK)
+        await world.monitors[0].event("commit", tier=tier, step=30)
+        fuse.tell(30)
+        await world.await_saves()
+
+
+@pytest.mark.parametrize("tier", ["nvme", "shared"])
+def test_a_line_that_begins_has_its_first_step_or_the_step_that_it_leaves_is_restored(
+    tmp_path: Path, tier: str
+) -> None:
+    """All memory is lost with the kill. No step of the line that is left is ever removed.
+
+    If only some nodes' disks have the first step, the step after which the line begins is restored.
+    """
+    before, seen = tmp_path / "before", set()
+    before.mkdir()
+    run(lambda: flushed(tier, 0, (10, 20), before))
+    lose(before, *NODES[:3])
+    for crash in crashes(partial(gone_back, tier), before, tmp_path):
+        for node in NODES[:3]:
+            shutil.rmtree(crash.root / node, ignore_errors=True)
+        assert steps_in(crash.root, tier) >= {10, 20}, crash
+        step = run_for(lambda c=crash: flushed(tier, 2, (), c.root))
+        assert step == 30 if crash.told else step in (10, 20, 30), crash
+        seen.add(step)
+    assert seen >= {20, 30}
+
+
+async def rolled_back(root: Path, fuse: Fuse) -> None:
+    tier = SharedTier(root / "shared", NAMESPACE)
+    fuse.arm()
+    tier.begin_line(BACK)
+    fuse.tell(10)
+    tier.begin_line(BACK)  # once more
+
+
+def test_a_rollback_that_is_killed_anywhere_has_begun_or_has_not(tmp_path: Path) -> None:
+    before, seen = tmp_path / "before", set()
+    before.mkdir()
+    run(lambda: flushed("shared", 0, (10, 20), before))
+    lose(before, *NODES[:3])
+    for crash in crashes(rolled_back, before, tmp_path):
+        lines = SharedTier(crash.root / "shared", NAMESPACE).lines()
+        step = run_for(lambda c=crash: flushed("shared", 2, (), c.root))
+        assert step == (10 if lines else 20) and lines in ([], [BACK]), crash
+        assert lines or not crash.told, crash
+        seen.add(step)
+    assert seen == {10, 20}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, until
+from agent_kit import DEADLINES, NAMESPACE, World, config, content, lose, run, save_id, until
 from s3_kit import S3Server, answering, counted_reads, s3_server
 
 from ckpt import newest_steps
@@ -103,7 +103,7 @@ class TestFlush:
             async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", nvme=nvme(tmp_path))) as world:
                 await world.save(10, 0)
                 assert (await world.workers[0].event("flushed", step=10, tier="nvme"))["pinned"]
-                assert 10 in world.agents[0]._saves.pinned
+                assert save_id(10) in world.agents[0]._saves.pinned
                 for slot, step in enumerate((20, 30, 40), start=1):  # a stuck tier holds up no other
                     await world.save(step, slot)
                     await world.workers[0].event("flushed", step=step, tier="nvme")

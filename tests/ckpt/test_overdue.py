@@ -17,6 +17,7 @@ from trainer_kit import LIMIT_S, Node, settle
 
 from ckpt.config import CheckpointConfig
 from ckpt.format.manifest import NAME
+from ckpt.format.shard_record import read_record
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 
@@ -225,7 +226,7 @@ def test_what_the_tiers_have_or_was_never_due_there_is_not_flushed(tmp_path: Pat
     run(test)
 
 
-def test_a_step_that_is_still_flushed_is_not_saved_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_still_flushed_is_saved_again_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may save the step again that it has gone on from."""
     release = threading.Event()
     write_node = SharedTier.write_node
@@ -242,11 +243,12 @@ def test_a_step_that_is_still_flushed_is_not_saved_over(tmp_path: Path, monkeypa
             await world.save(10, slot=0)
         async with World(tmp_path, NODES, 1, config(tmp_path / "shared")) as world:
             assert (await world.plan())["pinned"]
-            world.workers[0].save(10, slot=1)
-            assert (await world.workers[0].event("dropped", step=10))["reason"] == "saved already"
+            await world.save(10, slot=1)
+            await world.monitors[0].event("problem", what="not flushed to the shared tier", step=10)
             release.set()
             await world.await_saves()
-            assert steps_in(tmp_path) == [10]
+            assert [save.attempt for save in SharedTier(tmp_path / "shared", NAMESPACE).steps()] == [0]
+            assert {0, 1} == {read_record(tmp_path / "a", f"own-0-{slot}").save.attempt for slot in range(2)}
 
     try:
         run(test)

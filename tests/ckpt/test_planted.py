@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_kit import NAMESPACE, RUN_ID, World, config, content, lose, run, until
+from agent_kit import LINE, NAMESPACE, World, config, content, lose, run, until
 
 from ckpt.errors import NamespaceError
+from ckpt.format.line import NOBODY
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lookup import tiers_at
@@ -48,7 +50,7 @@ def test_links_and_pipes_in_a_memory_directory(tmp_path: Path, caplog: pytest.Lo
     run(test)
 
 
-def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
+def test_links_in_a_tiers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a node's file, of a step to come, and of an old one that is to go."""
     shared, outside = tmp_path / "shared", tmp_path / "outside"
     tier = SharedTier(shared, NAMESPACE)
@@ -65,20 +67,23 @@ def test_links_in_a_tiers_directory(tmp_path: Path) -> None:
             path.rename(away)
             path.symlink_to(away)
         before = contents_of(outside)
-        coming = SaveId(step=30, attempt=1, run_id=RUN_ID)
-        (tier.folder / directory_name(coming)).symlink_to(outside)
         async with World(tmp_path, ["a"], 1, config(shared)) as world:
-            plan = await world.plan()
-            assert (plan["step"], [skipped["step"] for skipped in plan["skipped"]]) == (None, [20])
-            assert "node-00000.data: is a symbolic link" in plan["skipped"][0]["reason"]
-            await world.save(30, 0)
+            error = (await world.workers[0].request("plan"))["error"]
+            assert "none can be restored: step 20: " in error and "node-00000.data: is a symbolic link" in error
+        monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
+        anew = LINE.fork(None, number=2, began_s=0.0, seed="anew", owner=NOBODY)
+        coming = SaveId(step=30, attempt=0, run_id="run-2", line=anew)
+        (tier.folder / directory_name(coming)).symlink_to(outside)
+        async with World(tmp_path, ["a"], 0, replace(config(shared), start_fresh=True)) as world:
+            assert (await world.plan())["step"] is None
+            await world.save(30, 0, line=anew)
             problem = await world.monitors[0].event("problem", failed="shared")
             assert f"{directory_name(coming)}: is a symbolic link" in problem["detail"]
             await world.await_saves()
             for slot, step in enumerate((40, 50, 60)):
-                await world.save(step, slot)
+                await world.save(step, slot, line=anew)
                 await world.await_saves()
-            await until(lambda: [save.step for save in tier.steps()] == [60, 50])
+            await until(lambda: [save.step for save in tier.steps()] == [60, 50, 20])
             await until(lambda: not first.is_symlink() and not list(tier.folder.glob(".trash-*")))
         assert contents_of(outside) == before
 

@@ -12,6 +12,7 @@ from agent_kit import DEADLINES, World, config, content, copies, lose, run, unti
 
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.errors import AgentError
+from ckpt.format.shard_record import SaveId
 
 
 def test_a_save_is_complete_when_every_rank_of_every_node_has_sealed_it(tmp_path: Path) -> None:
@@ -129,8 +130,8 @@ def test_a_save_given_up_in_the_middle_of_its_redundancy_holds_up_no_other(
 def test_saves_that_fail_one_after_another_cost_no_copy_of_the_committed_one(tmp_path: Path) -> None:
     """Node b has copies of the failed ones, node c refuses; then a is lost with what it alone had."""
 
-    async def refuse(source: int, step: int) -> None:
-        await until(lambda: step in copies(tmp_path / "b"))
+    async def refuse(source: int, save: SaveId) -> None:
+        await until(lambda: save.step in copies(tmp_path / "b"))
         raise AgentError("no memory")
 
     async def test() -> None:
@@ -174,9 +175,9 @@ def test_a_save_beside_the_redundancy_of_a_restored_step_takes_no_place_of_it(
             await begun.wait()
             protect = world.agents[1]._saves._on_protect
 
-            async def release(source: int, step: int) -> None:
+            async def release(source: int, save: SaveId) -> None:
                 asyncio.get_running_loop().call_soon(go.set)
-                await protect(source, step)
+                await protect(source, save)
 
             world.agents[1]._peers.handle("protect", release)
             await world.save(30, 1)

@@ -172,11 +172,11 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
     }[tier]
     flush = FlushNode._on_flush_write
 
-    async def after_a_flip(self, source, tier, step):
-        if step == 20 and self._context.place.node == "b":
+    async def after_a_flip(self, source, tier, save):
+        if save.step == 20 and self._context.place.node == "b":
             with (tmp_path / "b" / "own-0-1.data").open("r+b") as file:
                 file.write(b"\xff")
-        return await flush(self, source, tier, step)
+        return await flush(self, source, tier, save)
 
     async def test():
         monkeypatch.setattr(FlushNode, "_on_flush_write", after_a_flip)

@@ -107,7 +107,7 @@ def test_redundancy_is_checked_after_the_load_where_nothing_was_lost_and_made_at
             assert (await world.plan())["step"] == 10
             if not is_lost:
                 for worker in world.workers:
-                    worker.send(op="loaded")
+                    worker.send(op="load_ended")
             await until(lambda: len(loaded_before) == 2)
             assert loaded_before == [not is_lost] * 2
 
@@ -271,7 +271,7 @@ def test_any_other_world_can_read_every_saved_rank(tmp_path, nodes, ranks_per_no
             for worker in world.workers:
                 assert [await worker.read(rank) for rank in range(4)] == expected(4, 10)
             for worker in world.workers:
-                worker.send(op="loaded", step=10)
+                worker.send(op="load_ended", step=10)
             await until(lambda: not any(list(place.ram_dir.glob("fetch-*")) for place in world.places))
             await world.save(20, 1)
             assert records(tmp_path / nodes[0])["own-0-1"][0] == 20

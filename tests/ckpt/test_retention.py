@@ -9,6 +9,7 @@ from tier_kit import WORLD, save_id, shard
 
 from ckpt import newest_steps
 from ckpt.errors import CorruptError
+from ckpt.format.line import FIRST, NOBODY, Line
 from ckpt.format.manifest import Manifest, new_manifest, parse_manifest
 from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import CatalogEntry
@@ -18,20 +19,31 @@ from ckpt.tiers.retention import superfluous
 from ckpt.tiers.tier import node_places
 
 
-def manifest(step: int) -> Manifest:
-    save = save_id(step)
+def manifest(step: int, attempt: int = 0, line: Line = FIRST, run: str = "run") -> Manifest:
+    save = save_id(step, attempt, run, line)
     return new_manifest(save, WORLD, 0.0, node_places("node-00000.data", [shard(save, r)[0] for r in range(WORLD)]))
 
 
-def entry(step: int, *, committed: bool = True, attempt: int = 0, run: str = "ours") -> CatalogEntry:
+def entry(
+    step: int, *, committed: bool = True, attempt: int = 0, run: str = "ours", line: Line = FIRST, foreign: bool = False
+) -> CatalogEntry:
+    tag = f"{run}-{line.id}" if line.id else run
     return CatalogEntry(
-        name=f"{step}.{attempt}.{run}", step=step, attempt=attempt, run_tag=run,
-        manifest=manifest(step) if committed else None, reason=None, damaged=False,
+        name=f"{step}.{attempt}.{tag}", step=step, attempt=attempt, tag=tag,
+        manifest=manifest(step, attempt, line, run) if committed else None, reason=None, damaged=False, foreign=foreign,
     )  # fmt: skip
 
 
+def fork(line: Line, step: int | None, number: int) -> Line:
+    return line.fork(step, number=number, began_s=0.0, seed=str(number), owner=NOBODY)
+
+
+def ids(line: Line, *steps: int, run: str = "ours") -> set[str]:
+    return {f"{step}.0.{run}-{line.id}" for step in steps}
+
+
 def gone(*entries: CatalogEntry, keep: int = 1, complete: set[int] | None = None) -> set[str]:
-    saves = None if complete is None else {save_id(step) for step in complete}
+    saves = None if complete is None else {save_id(step, run_id="ours") for step in complete}
     return {found.name for found in superfluous(entries, keep, saves)}
 
 
@@ -53,6 +65,45 @@ def test_a_half_written_step_goes_with_a_newer_one_of_its_own_run_alone() -> Non
 def test_a_half_written_repetition_of_the_newest_step_stays() -> None:
     """A later attempt may be writing it."""
     assert gone(entry(20, attempt=1, committed=False), entry(20)) == set()
+
+
+FIRST_LINE = fork(FIRST, None, 1)
+BACK = fork(FIRST_LINE, 20, 2)  # begun after a load of step 20
+
+
+def test_a_script_that_goes_back_removes_nothing_of_the_line_that_it_leaves() -> None:
+    before = [entry(step, line=FIRST_LINE) for step in (50, 40, 30, 20, 10)]
+    after = [entry(step, line=BACK) for step in (45, 35, 25)]
+    assert gone(*before, keep=2) == ids(FIRST_LINE, 30, 20, 10)
+    assert gone(*before, *after[2:], keep=2) == ids(FIRST_LINE, 30, 10), "steps 25 and 20 are of the newest descent"
+    assert gone(*before, *after, keep=2) == ids(FIRST_LINE, 30, 20, 10) | ids(BACK, 25)
+    assert gone(*before, *after, keep=3) == ids(FIRST_LINE, 20, 10)
+
+
+def test_a_line_that_another_one_continues_from_its_last_step_has_none_that_stay_by_themselves() -> None:
+    on = fork(FIRST_LINE, 30, 2)
+    steps = [entry(50, line=on), entry(40, line=on), entry(30, line=FIRST_LINE), entry(20, line=FIRST_LINE)]
+    assert gone(*steps, keep=2) == ids(FIRST_LINE, 30, 20)
+
+
+def test_of_the_lines_that_a_run_which_never_loads_has_left_only_the_last_one_stays() -> None:
+    lines = [FIRST_LINE, fork(FIRST, None, 2), fork(FIRST, None, 3)]
+    ours = [entry(10, line=line) for line in lines]
+    theirs = [entry(10, line=fork(FIRST, None, 0), run="theirs")]
+    assert gone(*ours) == ids(lines[0], 10)
+    assert gone(*ours, *theirs) == ids(lines[0], 10)
+
+
+def test_steps_of_another_format_are_never_removed() -> None:
+    foreign = entry(10, committed=False, foreign=True)
+    assert gone(entry(30), foreign, entry(20)) == {"20.0.ours"}
+    assert gone(foreign) == set()
+
+
+def test_a_half_written_step_of_another_line_goes_once_it_is_older_than_all_that_stay() -> None:
+    half = entry(30, committed=False, line=FIRST_LINE)
+    assert gone(entry(25, line=BACK), half, entry(20, line=FIRST_LINE), keep=1) == ids(FIRST_LINE, 20)
+    assert gone(entry(45, line=BACK), half, keep=1) == ids(FIRST_LINE, 30)
 
 
 def test_as_many_steps_as_a_long_run_leaves_are_told_apart_in_no_time() -> None:

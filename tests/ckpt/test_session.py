@@ -14,6 +14,7 @@ from trainer_kit import Node, checkpointer, settle
 from waiting import until
 
 from ckpt.format.layout import Chunk
+from ckpt.format.shard_record import SaveId
 from ckpt.timeouts import WorkerDeadlines, within
 
 
@@ -62,8 +63,8 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=WorkerDeadlines(slot_s=30))
             in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
 
-            async def promise_then_lose_the_world(source: int, step: int) -> None:
-                await protect(source, step)
+            async def promise_then_lose_the_world(source: int, save: SaveId) -> None:
+                await protect(source, save)
                 for transport in world.fake.transports:
                     transport.fail = "MPI_ERR_PROC_FAILED"
 

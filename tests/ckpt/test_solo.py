@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_kit import LIMIT_S, processes, solo_directories, solo_namespace
+from trainer_kit import LIMIT_S, processes, settle, solo_directories, solo_namespace
 from waiting import until
 
-from ckpt import Checkpointer
+from ckpt import Checkpointer, newest_steps
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
 from ckpt.tiers.claim import Claim
-from ckpt.worker.standalone.memory_dir import read_note, run_id
+from ckpt.tiers.posix import SharedTier
+from ckpt.worker.standalone.memory_dir import memory_directory, read_note, run_id
 
 
 @pytest.fixture
@@ -92,14 +93,64 @@ def test_the_agent_stays_until_the_last_rank_has_closed(namespace: str) -> None:
         assert process.exitcode == 0
 
 
-def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
-    first = Checkpointer(namespace=namespace)
+def _refused(namespace: str, results: Any) -> None:
     try:
-        with pytest.raises(ConfigError, match="is in use by another process"):
-            Checkpointer(namespace=namespace)
-    finally:
-        first.close()
+        Checkpointer(namespace=namespace).close()
+        results.put("")
+    except ConfigError as error:
+        results.put(str(error))
+
+
+def test_a_namespace_in_use_on_this_node_is_refused(namespace: str) -> None:
+    results = processes.Queue()
+    with Checkpointer(namespace=namespace):
+        process = processes.Process(target=_refused, args=(namespace, results))
+        process.start()
+        assert "is in use by another process" in results.get(timeout=LIMIT_S)
+        process.join(LIMIT_S)
     Checkpointer(namespace=namespace).close()
+
+
+def test_a_second_checkpointer_of_a_process_closes_the_first_and_continues_it(
+    namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the cell of a notebook is run again."""
+    state = {"n": 1}
+    first = Checkpointer(namespace=namespace)
+    first.save(1, state)
+    with Checkpointer(namespace=namespace) as second:
+        assert f"namespace {namespace}: the Checkpointer that this process has open is closed" in caplog.text
+        assert second.load(state) == 1
+        for use in (lambda: first.save(2, state), lambda: first.load(state), lambda: first.newest_step):
+            with pytest.raises(ConfigError, match="this Checkpointer is closed; make another one"):
+                use()
+        first.close()
+        second.save(2, state)
+    with Checkpointer(namespace=namespace) as third:
+        assert third.load(state) == 2
+
+
+def test_the_last_step_reaches_the_lower_tiers_at_the_end(namespace: str, tmp_path: Path) -> None:
+    config = {"namespace": namespace, "shared": {"path": str(tmp_path), "every_steps": 1000}}
+    with Checkpointer(config=config) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"n": step})
+            settle(ckpt)
+        assert newest_steps(config) == {"shared": None}
+    assert newest_steps(config) == {"shared": 2}
+
+
+def test_a_fresh_start_begins_at_0_and_the_steps_that_are_there_stay(namespace: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"namespace": namespace, "shared": {"path": str(tmp_path), "every_steps": 1, "keep": 2}}
+    for fresh, expected in ((False, None), (True, None), (False, 3)):
+        with Checkpointer(config=config | {"start_fresh": fresh}) as ckpt:
+            assert ckpt.load(live := {"n": 0}) == expected and live["n"] == (expected or 0)
+            for step in (5, 6) if expected is None and not fresh else (3,) if fresh else ():
+                ckpt.save(step, {"n": step})
+                settle(ckpt)
+    steps = SharedTier(tmp_path, namespace).steps()
+    assert [save.step for save in steps] == [3, 6, 5] and steps[0].line.ancestors == ()
+    assert steps[0].run_id != steps[1].run_id
 
 
 def test_a_start_on_another_node_is_another_run_and_does_not_evict_a_live_one(
@@ -107,16 +158,43 @@ def test_a_start_on_another_node_is_another_run_and_does_not_evict_a_live_one(
 ) -> None:
     config = CheckpointConfig.from_mapping({"namespace": "ns", "shared": {"path": str(tmp_path)}})
 
-    def claim() -> Claim:
-        return Claim(
-            run_id=run_id(config), attempt=int(time.time()), nonce="n", user="u", host="h", job="", since_s=1.5e9
-        )
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"  # memory directories
+    for directory in (here, elsewhere):
+        directory.mkdir()
 
-    live, in_job = claim(), run_id(config, "slurm-cluster-7")
-    assert live.yields_to(claim()), "the lock of the memory directory has shown that the earlier start has ended"
+    def claim(ram_dir: Path, *, fresh: bool = False) -> Claim:
+        run = run_id(config, ram_dir, fresh=fresh)
+        return Claim(run_id=run, attempt=int(time.time()), nonce="n", user="u", host="h", job="", since_s=1.5e9)
+
+    live, in_job = claim(here), run_id(config, here, "slurm-cluster-7")
+    assert live.yields_to(claim(here)), "the lock of the memory directory has shown that the earlier start has ended"
+    assert not live.yields_to(claim(elsewhere)), "a machine may have the same name"
+    assert not live.yields_to(claim(here, fresh=True))
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
-    assert not live.yields_to(claim())
-    assert run_id(config, "slurm-cluster-7") == in_job
+    assert run_id(config, elsewhere, "slurm-cluster-7") == in_job
+
+
+def _memory_directories(namespace: str, shared: list[Path], all_there: Any, results: Any) -> None:
+    found = []
+    for path in shared:
+        all_there.wait(LIMIT_S)
+        section = {"namespace": namespace, "shared": {"path": str(path)}}
+        found.append(memory_directory(CheckpointConfig.from_mapping(section)))
+    results.put(found)
+
+
+def test_ranks_that_start_together_have_the_same_memory_directory(namespace: str, tmp_path: Path) -> None:
+    """At the first start in a shared directory none of them finds a mark."""
+    results, all_there = processes.Queue(), processes.Barrier(2)
+    shared = [tmp_path / f"{number}" for number in range(20)]
+    given = (namespace, shared, all_there, results)
+    ranks = [processes.Process(target=_memory_directories, args=given) for _ in range(2)]
+    for process in ranks:
+        process.start()
+    first, second = (results.get(timeout=LIMIT_S) for _ in ranks)
+    assert first == second
+    for process in ranks:
+        process.join(LIMIT_S)
 
 
 def test_several_nodes_without_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agent_kit import DEADLINES, World, content, run, until
+from agent_kit import DEADLINES, World, content, run, save_id, until
 from parity_kit import NODES, of, saved, small_pieces
 
 from ckpt.agent.protect import gather_sum as sums
 from ckpt.errors import AgentError
-from ckpt.format.shard_record import SaveId
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
         async with World(tmp_path, NODES, 0, of("rs")) as world:
             await world.save(10, 0)
             parity = world.agents[0]._saves.protect
-            save = SaveId(step=10, attempt=0, run_id="run-1")
+            save = save_id(10)
             over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
             for source, row in ((2, 1), (1, 2), (0, 0), (3, -1)):
                 with pytest.raises(AgentError, match=r"row .* is not that of node"):
@@ -72,7 +71,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
         async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
             await world.save(10, 0)
             parity = world.agents[0]._saves.protect
-            save = SaveId(step=10, attempt=0, run_id="run-1")
+            save = save_id(10)
             over, _ = await parity._over(save, ((0,), (1,), (2,)))
             addends = [
                 sums.Addend(
@@ -103,7 +102,7 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             peers.receive = lambda node, tag, into: received.append(len(into)) or receive(node, tag, into)
             part = sums.HeldBytes(rank=0, parity=False, start=0, nbytes=70_000, at=0)
             addends = [sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)]
-            save = SaveId(step=10, attempt=0, run_id="run-1")
+            save = save_id(10)
             over, _ = await world.agents[0]._saves.protect._over(save, ((0,), (1,), (2,)))
             maker = world.agents[1]._saves.protect._sums
             await maker._on_sum(2, addends=addends, save=save, over=over, nbytes=70_000, tag=77)

@@ -12,9 +12,11 @@ from cloud_kit import azure_server, google_server
 from s3_kit import s3_server
 from tier_kit import BUCKETS, KINDS, WORLD, Stored, path_of, save_id, shard, stored
 
-from ckpt.errors import CheckpointError, CorruptError, NamespaceError
+from ckpt.errors import CheckpointError, CorruptError, FormatError, NamespaceError
 from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.line import FIRST, NOBODY, Owner
 from ckpt.format.manifest import NAME
+from ckpt.format.shard_record import seal_json
 from ckpt.tiers import reads
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.mark import new_mark, parse_mark
@@ -80,7 +82,7 @@ def test_shards_of_every_size_verify_and_give_any_of_their_blocks(
 def test_a_step_written_rank_by_rank_is_as_good_and_its_notes_are_for_all(place: Stored) -> None:
     save, tier = save_id(3), place.tier
     tier.begin(save)
-    assert not tier.has_since(0)
+    assert not tier.has_since(save_id(0))
     places = [tier.write_rank(save, *shard(save, rank)) for ranks in place.node_ranks for rank in ranks]
     tier.write_rank(save, *shard(save, 1))  # by somebody else, once more
     tier.leave_note(save, "who.n1", b"")
@@ -89,11 +91,11 @@ def test_a_step_written_rank_by_rank_is_as_good_and_its_notes_are_for_all(place:
     other = place.again("ns")
     assert {"who.n1", "what.json", "rank-00001.data"} <= set(other.notes(save)) and NAME not in other.notes(save)
     assert (other.read_note(save, "who.n1"), other.read_note(save, "what.json")) == (b"", b"2")
-    assert not other.has_since(3) and other.notes(save_id(4)) == []
+    assert not other.has_since(save) and other.notes(save_id(4)) == []
     with pytest.raises(FileNotFoundError):
         other.read_note(save, "nothing")
     tier.commit(save, WORLD, places)
-    assert [other.has_since(step) for step in (2, 3, 4)] == [True, True, False] and NAME in other.notes(save)
+    assert [other.has_since(save_id(step)) for step in (2, 3, 4)] == [True, True, False] and NAME in other.notes(save)
     for entry in other.read_manifest(save).shards:
         verify(reader(other, save, entry), entry)
     with pytest.raises(CheckpointError, match="committed there already"):
@@ -184,6 +186,74 @@ def test_retention_keeps_the_newest_and_what_is_being_written(place: Stored) -> 
     assert sorted(entry.step for entry in place.tier.catalog()) == [3, 4, 5]
 
 
+OLD = FIRST.fork(None, number=1, began_s=0.0, seed="old", owner=Owner(name="job", script="/train.py", user="u"))
+NEW = OLD.fork(2, number=2, began_s=1.5e9, seed="new", owner=NOBODY)
+
+
+def test_a_step_has_its_line_and_the_newest_line_comes_first(place: Stored) -> None:
+    for step in (1, 2, 4):
+        place.commit(save_id(step, line=OLD))
+    for step in (2, 3):  # step 2 once more, in the line that continues the other one's
+        place.commit(save_id(step, attempt=1, line=NEW))
+    other = place.again("ns")
+    expected = [(3, NEW), (2, NEW), (2, OLD), (1, OLD), (4, OLD)]
+    assert [(save.step, save.line) for save in other.steps()] == expected
+    assert other.read_manifest(save_id(4, line=OLD)).save.line == OLD
+    assert [other.has_since(save_id(step, line=OLD)) for step in (3, 4, 5)] == [True, True, False]
+    assert [other.has_since(save_id(step, line=NEW)) for step in (3, 4)] == [True, False]
+    assert not other.has_since(save_id(1)), "a line without an id is another one"
+
+
+def test_a_line_that_begins_is_known_to_others_before_its_first_save(place: Stored) -> None:
+    for step in (1, 2, 3):
+        place.commit(save_id(step, line=OLD))
+    assert place.tier.lines() == []
+    place.tier.begin_line(NEW)
+    other = place.again("ns")
+    assert other.lines() == [NEW]
+    assert [save.step for save in other.steps()] == [2, 1, 3]
+    assert [entry.step for entry in other.catalog()] == [3, 2, 1]
+    assert place.tier.retain(1) != [] and other.lines() == [NEW]
+
+
+def test_a_damaged_record_of_a_line_is_passed_over_and_said_so(place: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    place.commit(save_id(3, line=OLD))
+    place.tier.begin_line(NEW)
+    record = f"ns/line-{NEW.id}/line.json"
+    place.put(record, place.get(record).replace(b'"number":2', b'"number":9', 1))
+    assert place.again("ns").lines() == [] and "does not match its checksum" in caplog.text
+    place.remove(record)
+    assert place.again("ns").lines() == [] and [save.step for save in place.tier.steps()] == [3]
+
+
+def test_retention_counts_each_line_by_itself(place: Stored) -> None:
+    for step in (1, 2, 3, 4):
+        place.commit(save_id(step, line=OLD))
+    for step in (3, 4, 5):
+        place.commit(save_id(step, attempt=1, line=NEW))
+    place.write(save_id(9, line=OLD))  # another run may be writing it
+    assert len(place.tier.retain(2)) == 3
+    left = sorted((entry.step, entry.line_id) for entry in place.tier.catalog())
+    assert left == sorted([(3, OLD.id), (4, OLD.id), (9, OLD.id), (4, NEW.id), (5, NEW.id)])
+
+
+def test_a_step_of_another_format_is_neither_damaged_nor_ever_removed(place: Stored) -> None:
+    place.commit(save_id(1))
+    place.commit(save_id(2))
+    path, manifest = path_of(save_id(1), NAME), place.tier.read_manifest(save_id(1))
+    place.put(path, seal_json({"format": 3, "since": "0.9.0", "namespace": "ns"}))
+    (entry,) = [entry for entry in place.again("ns").catalog() if entry.step == 1]
+    assert entry.foreign and entry.is_lost and not entry.damaged
+    assert entry.reason is not None and "written by Holdfast 0.9.0 or newer, in format 3" in entry.reason
+    with pytest.raises(FormatError, match=r"written by Holdfast 0\.9\.0 or newer"):
+        place.tier.read_manifest(save_id(1))
+    place.commit(save_id(3))
+    assert len(place.tier.retain(1)) == 1
+    assert [entry.step for entry in place.tier.catalog()] == [3, 1]
+    place.put(path, seal_json({**manifest.to_json(), "format": 1, "since": 7}))
+    assert "written by Holdfast of another version, in format 1" in str([e.reason for e in place.tier.catalog()])
+
+
 def test_retention_without_a_committed_step_removes_nothing(place: Stored) -> None:
     place.write(save_id(1))
     assert place.tier.retain(1) == []
@@ -205,7 +275,7 @@ def test_steps_of_more_than_ten_digits_are_found_and_kept_by_their_number(place:
     for step in steps:
         place.commit(save_id(step))
     assert [save.step for save in place.again("ns").steps()] == steps[::-1]
-    assert place.tier.has_since(steps[-1])
+    assert place.tier.has_since(save_id(steps[-1]))
     assert len(place.tier.retain(1)) == 2
     assert place.tier.steps() == [save_id(steps[-1])]
 

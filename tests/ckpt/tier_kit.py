@@ -11,6 +11,7 @@ from s3_kit import BUCKET
 
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
+from ckpt.format.line import FIRST, Line
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.buckets import open_bucket
@@ -27,8 +28,8 @@ KINDS = ("shared", "nvme", "s3", "gs", "az")
 BUCKETS = ("s3", "gs", "az")
 
 
-def save_id(step: int, attempt: int = 0, run_id: str = "run") -> SaveId:
-    return SaveId(step=step, attempt=attempt, run_id=run_id)
+def save_id(step: int, attempt: int = 0, run_id: str = "run", line: Line = FIRST) -> SaveId:
+    return SaveId(step=step, attempt=attempt, run_id=run_id, line=line)
 
 
 def shard(save: SaveId, rank: int, world_size: int = WORLD, nbytes: int = 5000) -> tuple[ShardRecord, memoryview]:

@@ -169,7 +169,7 @@ def test_an_mpi_program_goes_on_with_a_spare_for_a_crashed_node_and_ends_with_th
     code, said = ended(slurm_cluster, job_id, folder, timeout_s=180)
     assert code == "0:0", said
     assert "node n2 does not answer: n4 takes its place" in said
-    first = int(re.findall(r"loaded step (\d+) from memory", said)[-1])
+    first = int(re.findall(r"loaded step (\d+) of namespace .* from memory", said)[-1])
     assert first >= 40 and f"started at step {first}, done at step 200" in said
 
     alone = [sys.executable, folder / "heat.py", "--namespace", "alone", "--folder", folder / "alone", *program[1:]]

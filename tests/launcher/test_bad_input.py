@@ -248,14 +248,15 @@ BAD_JOBS = [
 
 @pytest.mark.parametrize(("keys", "message"), BAD_JOBS, ids=[message[:40] for _, message in BAD_JOBS])
 def test_a_bad_job_file_is_refused(keys: dict, message: str, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
-    Path("job.yaml").write_text(yaml.safe_dump({"script": "train.py"} | keys))
+    name = {} if "command" in keys else {"name": "gpt"}  # a command needs a name of the job
+    Path("job.yaml").write_text(yaml.safe_dump({"script": "train.py"} | name | keys))
     assert message in refused(capsys, "submit", "job.yaml")
 
 
 def test_no_error_of_a_job_file_hides_another() -> None:
     def places(keys: Mapping[str, Any]) -> set[str]:
         try:
-            JobSpec.from_mapping({"script": "train.py"} | keys, Path())
+            JobSpec.from_mapping({"script": "train.py", "name": "gpt"} | keys, Path())
         except UsageError as error:
             return {line.split(": ")[1] for line in str(error).splitlines()}
         return set()

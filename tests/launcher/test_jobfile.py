@@ -99,8 +99,8 @@ def test_home_and_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     (tmp_path / "train.py").touch()
-    checkpoint = {"shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "${SCRATCH}/nvme"}}
-    spec = job(name="train", script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
+    checkpoint = {"namespace": "gpt", "shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "${SCRATCH}/nvme"}}
+    spec = job(script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
     assert (spec.script, spec.progress) == (tmp_path / "train.py", f"{tmp_path}/out/*.pt")
     assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.nvme
     assert (spec.checkpoint.shared.path, spec.checkpoint.nvme.path) == ("/scratch/me/ckpt", "/scratch/me/nvme")
@@ -120,19 +120,33 @@ def test_a_path_with_a_variable_or_user_that_does_not_exist_is_refused(path: str
         assert f"job.yaml: {place}: got {path!r}, expected a path whose user and variables exist" in str(caught.value)
 
 
+@pytest.mark.parametrize("place", [{"shared": {"path": "/fsx/ckpt"}}, {"s3": {"url": "s3://bucket/prefix"}}])
+def test_a_place_that_projects_share_needs_a_name(place: dict[str, Any]) -> None:
+    with pytest.raises(
+        UsageError, match=r"checkpoint.namespace: missing, expected it or `name`, because another project"
+    ):
+        job(checkpoint=place)
+    for keys in ({"name": "gpt", "checkpoint": place}, {"checkpoint": {"namespace": "gpt", **place}}):
+        spec = job(**keys)
+        assert spec.checkpoint is not None and spec.checkpoint.namespace == "gpt"
+    spec = job(checkpoint={"shared": {"path": "ckpt"}})
+    assert spec.checkpoint is not None and spec.checkpoint.namespace == SCRIPT.stem, "the folder is this project's own"
+
+
+def test_scripts_of_other_letters_have_names_of_their_own(tmp_path: Path) -> None:
+    names = set()
+    for stem in ("训练", "模型", "tränïng 1"):
+        (tmp_path / f"{stem}.py").touch()
+        names.add(JobSpec.from_mapping({"script": f"{stem}.py"}, tmp_path, "job.yaml").name)
+    assert len(names) == 3
+
+
 def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = {"namespace": "gpt", "s3": {"url": "s3://bucket/prefix"}}
     assert job(checkpoint=checkpoint).checkpoint is not None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"checkpoint.s3: needs boto3.*pip install 'holdfast-hpc\[s3\]'"):
         job(checkpoint=checkpoint)
-
-
-@pytest.mark.parametrize("place", [{"s3": {"url": "s3://bucket/x"}}, {"shared": {"path": "/scratch/ckpt"}}])
-def test_a_place_that_projects_share_needs_a_name_of_the_users_own(place: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"checkpoint.namespace: missing, expected it or `name`"):
-        job(checkpoint=place)
-    assert job(name="gpt", checkpoint=place) and job(checkpoint={"namespace": "gpt", **place})
 
 
 def test_sbatch_options_take_dashes_or_underscores_and_false_means_absent() -> None:

@@ -137,12 +137,13 @@ class FlushLeader(Part):
         if newest is None or not missing:
             return
         answers = await self._try_all("the last step is not pinned on every node", "pin_newest", tiers=missing)
-        if not answers or not all(answer["pinned_bytes"] for answer in answers):
+        pinned = [answer["pinned_bytes"] for answer in answers]
+        if not pinned or None in pinned:
             return
         self._listener.to_monitors("finishing", step=newest.step, tiers=missing)
         for name in missing:
             self._start(name, newest.step)
-        await self.lead(newest, sum(answer["pinned_bytes"] for answer in answers), missing)
+        await self.lead(newest, sum(pinned), missing)
 
     async def _lead(self, save: SaveId, nbytes: int, name: str) -> None:
         tier, since_s, step = self._context.tiers[name], time.monotonic(), save.step

@@ -54,7 +54,7 @@ class RejoinNode(Part):
 
     async def _on_rejoin_adopt(self, source: int, save: SaveId | None, tiers: list[str]) -> dict[str, Any]:
         self._saves.newest = save
-        return {"pinned_bytes": self._saves.pin_newest(tiers), "boundary": self._stop.boundary}
+        return {"pinned_bytes": self._saves.pin_newest(tiers) or 0, "boundary": self._stop.boundary}
 
     async def _on_rejoin_done(self, source: int, boundary: int) -> None:
         self._stop.resume(boundary)

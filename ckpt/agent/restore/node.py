@@ -195,7 +195,7 @@ class RestoreNode(Part):
             namespace=self._config.namespace, skipped=plan.skipped_json(), left=plan.left,
             sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
-        pinned = self._saves.pin_newest(tiers)
+        pinned = self._saves.pin_newest(tiers) or 0
         if not self.plan.done():
             self.plan.set_result(plan)
         return {"pinned_bytes": pinned, "taken": taken}

@@ -94,12 +94,12 @@ OF_WORKER = Way("worker", "agent", {
         answer="path base record whole"),
     "damaged": message("Bytes at this location do not verify. The next `open` gives another source.",
         rank=int, path=str, step=int | None, optional="step", deadline="open_s"),
-    "loaded": message(
+    "load_ended": message(
         "This worker has finished its load of `step`; no step: what it has read. After the node's last one, fetched "
         "shards are removed.",
         step=int | None, seconds=float, optional="step seconds"),
-    "staged": message("This worker has staged its shard of a step into a slot. `line`: that of the save.",
-        slot=int, step=int, rank=int, layout=dict, line=dict, flush=bool, tokens=dict, optional="flush tokens"),
+    "staged": message("This worker has staged its shard of a step into a slot. `descent`: the line of the save.",
+        slot=int, step=int, rank=int, layout=dict, descent=dict, flush=bool, tokens=dict, optional="flush tokens"),
     "drop_shard": message("This worker has no shard for a step, with the reason.", step=int, rank=int, reason=str),
     "drop_up_to": message("This worker had no agent up to this step, so no save up to it can become complete.",
         step=int, rank=int),
@@ -129,7 +129,7 @@ OF_RUNNER = Way("runner", "agent", {
 TO_WORKER = Way("agent", "worker", {
     "committed": message(
         "A step is committed. `pinned`: it is being flushed to a lower tier, and its slot stays in use.",
-        save=dict, step=int, pinned=bool, bytes=int, seconds=float),
+        save=SaveId, step=int, pinned=bool, bytes=int, seconds=float),
     "flushed": message("The flush of a step to a lower tier has ended. `reached`: with success.",
         step=int, tier=str, pinned=bool, reached=bool, bytes=int, seconds=float, optional="bytes seconds"),
     "flush_dropped": message("A step that was due in a tier is not flushed, because an older one is under way.",
@@ -213,7 +213,7 @@ TO_NODE = Way("leader", "node", {
         placement=list | None, alone=list | None, deadline="restore_s", answer="made"),
     "quarantine": message("Quarantines a step that was passed over as damaged, for `reason` on this node.",
         save=SaveId, reason=str, deadline="restore_s"),
-    "pin_newest": message("Keeps the newest step in memory until it has reached these tiers. 0 bytes: not all is here.",
+    "pin_newest": message("Keeps the newest step in memory until it has reached these tiers. Null: not all is here.",
         tiers=list, deadline="answer_s", answer="pinned_bytes"),
     "holds": message("Requests the node's shards of one step.", step=int, deadline="answer_s", answer="shards"),
     "rejoin_verify": message("As `verify`, for shards in memory alone.",

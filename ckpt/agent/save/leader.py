@@ -20,7 +20,7 @@ from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
-from ckpt.format.line import FIRST, Line
+from ckpt.format.line import Line
 from ckpt.format.shard_record import SaveId
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class SaveLeader(Part):
         super().__init__(context)
         self._flush = flush
         self._restored = restored
-        self._line = FIRST  # the newest one that some node has saved to
+        self._line: Line | None = None  # the newest one that some node has saved to
         self._reported = ""  # the line that was reported last
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
@@ -110,7 +110,12 @@ class SaveLeader(Part):
             self._complete.set()
 
     def _follow_line(self, line: Line) -> None:
-        """A line that begins later counts its steps anew. The ranks have left what is in flight of the one before."""
+        """A line that begins later counts its steps anew. The ranks have left what is in flight of the one before.
+
+        The first line has the steps that were dropped before it was known.
+        """
+        if self._line is None:
+            self._line = line
         if line <= self._line:
             return
         for step in list(self._gathering):

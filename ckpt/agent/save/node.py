@@ -24,7 +24,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
-from ckpt.format.line import FIRST, Line
+from ckpt.format.line import Line
 from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
@@ -70,7 +70,7 @@ class SaveNode(Part):
         self.newest: SaveId | None = None  # committed or restored; kept until the next commit
         self.nothing_was_lost = False  # every shard of the restored save was on its rank's node
         self.pinned: dict[SaveId, Pin] = {}
-        self._line = FIRST  # the newest one that a worker of this node has saved to
+        self._line: Line | None = None  # the newest one that a worker of this node has saved to
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
         self._ending: set[Save] = set()  # dropped, but the workers do not know yet
@@ -94,7 +94,7 @@ class SaveNode(Part):
     def _take(self, client: Client, message: dict[str, Any]) -> None:
         check(message, OF_WORKER)
         local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
-        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["line"])
+        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["descent"])
         if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"staged: slot {slot} of rank {rank} is not one of local rank {local_rank}")
         self._follow_line(line)
@@ -119,11 +119,14 @@ class SaveNode(Part):
         save.tasks.start(self._seal(save, local_rank, str(StoredName(own_stem(local_rank), slot)), staged))
 
     def _follow_line(self, line: Line) -> None:
-        """Steps that were dropped say nothing about those of a line that begins later."""
-        if line > self._line:
-            self._line = line
+        """Steps that were dropped say nothing about those of a line that begins later.
+
+        The first line has them: a rank may drop a step before another one has staged it.
+        """
+        if self._line is not None and line > self._line:
             self._dropped.clear()
             self._dropped_up_to = -1
+        self._line = max(line, self._line or line)
 
     def drop_shard(self, step: int, reason: str) -> None:
         """A worker of this node could not save a step, so no node need wait for it."""
@@ -181,22 +184,23 @@ class SaveNode(Part):
             if not pin.tiers:
                 del self.pinned[save]
         outcome = {"reached": reached, **(size_and_time if reached else {})}
-        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=save in self.pinned, **outcome)
+        pinned = any(other.step == save.step for other in self.pinned)  # maybe that of another line
+        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=pinned, **outcome)
         await self._tell_waiters()
 
-    def pin_newest(self, tiers: Collection[str]) -> int:
-        """Keeps this node's shards of a restored save until they have reached these tiers. Returns their bytes.
+    def pin_newest(self, tiers: Collection[str]) -> int | None:
+        """Keeps this node's shards of the newest save until they have reached these tiers. Returns their bytes.
 
-        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the flush
-        fails.
+        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the result is
+        None; a flush then fails.
         """
         if self.newest is None or not tiers:
-            return 0
+            return None
         names: dict[int, str] = {}
         for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
             found = self._memory_store.find(self.newest, rank)
             if not found or self._memory_store.record(found[0]).world_size != self._place.world_size:
-                return 0
+                return None
             names[local_rank] = found[0]
         self.pinned[self.newest] = Pin(save=self.newest, names=names, tiers=set(tiers))
         return sum(self._memory_store.record(name).nbytes for name in names.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -70,17 +71,32 @@ def memory_directory(config: CheckpointConfig, job: str = "") -> Path:
     else:
         digest = xxhash.xxh32_hexdigest(f"{config.namespace} {_shared_folder(config)}".encode())
         below = f"solo-{config.namespace[:40]}-{digest}"
-    directory = MEMORY_ROOT / f"holdfast-{os.getuid()}" / below
+    directory = _root() / below
     private_directory(directory)
     return directory
 
 
 def _shared_folder(config: CheckpointConfig) -> tuple[float, int] | None:
-    """What identifies the namespace's folder in the shared directory: when it was made, and its inode."""
+    """What identifies the namespace's folder in the shared directory: when it was made, and its inode.
+
+    The ranks of a node look one after another. Otherwise each of them could make the folder's mark, and read another
+    time from it.
+    """
     if config.shared is None:
         return None
     tier = SharedTier(config.shared.path, config.namespace)
-    return tier.prepare(), tier.folder.stat().st_ino
+    private_directory(_root())
+    lock = os.open(_root(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return tier.prepare(), tier.folder.stat().st_ino
+    finally:
+        os.close(lock)
+
+
+def _root() -> Path:
+    """The directory of this user's memory directories on this node."""
+    return MEMORY_ROOT / f"holdfast-{os.getuid()}"
 
 
 def our_owner() -> Owner:
