@@ -133,7 +133,8 @@ class Checkpointer:
             The step; None if there is none. Then the state is unchanged.
 
         Raises:
-            StateError: the state does not match the saved step. The message names all keys missing on either side.
+            StateError: the state does not match the saved step. The message names all keys missing on either side, and
+                who saved it. In a dict of plain values below the top level, keys that only the saved one has come in.
             AgentError: the node's agent did not reply in time.
             CheckpointError: no tier has the step; or its bytes are damaged in all places, and the next start restores
                 an older step. In the second case the content of the state is undefined, and so it is after a StateError

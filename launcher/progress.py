@@ -91,10 +91,21 @@ def _follow(job: KnownJob, process: Process | None, view: _View) -> int:
                 process.interrupt()
                 view.say("cancelling (press Ctrl-C again not to wait for the job's end)")
     if interrupts and Outcome.read(job.folder) is None:
-        began = view.status().state != "pending"
-        view.say(f"cancelled; {job.folder} has no outcome of it" if began else "cancelled before it began")
-        return EXIT_CANCELLED
+        return _cancelled(job, view)
     return view.conclude()
+
+
+def _cancelled(job: KnownJob, view: _View) -> int:
+    """The end of a job whose supervisor has written no outcome."""
+    words = "cancelled before it began"
+    if view.status().state != "pending":
+        view.say(f"cancelled; {job.folder} has no outcome of it: is there space, and may you write there?")
+        return EXIT_CANCELLED
+    with contextlib.suppress(OSError):  # the folder may be gone; then no status can be shown either
+        outcome = Outcome(name="cancelled", step=None, exit_code=EXIT_CANCELLED, reason=words, seconds=0.0)
+        outcome.write(job.folder, job.job_id)
+    view.say(words)
+    return EXIT_CANCELLED
 
 
 def _watch(process: Process | None, view: _View) -> None:

@@ -116,15 +116,17 @@ class Session:
         """
         deadline = time.monotonic() + self._deadlines.saves_s
         self._settle(self._deadlines.saves_s)
-        wait_s = 0.0
-        while self._handle_events(wait_s) and not self._hopeless and self._is_saving():
-            wait_s = deadline - time.monotonic()
-            if wait_s <= 0:
-                raise AgentError(
-                    f"rank {self._identity.rank}: no outcome of the last saves within {self._deadlines.saves_s:g} s; "
-                    f"the agent of node {self._place.node} still holds: {self._arena.describe()}"
-                )
-        return self._committed.step if self._committed else self._plan.step
+        with self._lock:  # from the look to the wait, else the follow thread takes the event that this one waits for
+            wait_s = 0.0
+            while self._handle_events(wait_s) and not self._hopeless and self._is_saving():
+                wait_s = deadline - time.monotonic()
+                if wait_s <= 0:
+                    raise AgentError(
+                        f"rank {self._identity.rank}: no outcome of the last saves within "
+                        f"{self._deadlines.saves_s:g} s; the agent of node {self._place.node} "
+                        f"still holds: {self._arena.describe()}"
+                    )
+            return self._committed.step if self._committed else self._plan.step
 
     def _is_saving(self) -> bool:
         return any(slot.use is Use.IN_FLIGHT for slot in self._arena.slots)

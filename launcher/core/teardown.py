@@ -12,7 +12,7 @@ ENDS_TRAINING = ("done", "halted")  # outcomes after which nobody needs the agen
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
 RECONNECT_S = 12.0
-AGENT_FLUSH_S = 600.0  # after the last step; the agents' last writes are the job's result
+AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the job's result
 AGENT_STOP_S = 3.0  # in a stop before a restart time is short, and memory survives
 
 

@@ -114,9 +114,9 @@ EVENTS: Mapping[str, EventKind] = {
         tier=TEXT, namespace=TEXT, skipped=STEPS, left=NAMES,
     ),
     "loaded": _kind(
-        "The script has loaded a step. `newest`: the newest one of the namespace.",
+        "The script has loaded a step. `newest`: the newest one of the namespace. `whose`: the script that saved it.",
         "step",
-        tier=TEXT, namespace=TEXT, newest=COUNT,
+        tier=TEXT, namespace=TEXT, newest=COUNT, whose=TEXT,
     ),
     "line": _kind(
         "The first save of a line that does not continue the newest step. `origin`: the step that it continues.",

@@ -121,7 +121,8 @@ def describe(event: Event) -> str:
                 if isinstance(newest, int) and newest > (step or 0)
                 else ""
             )
-            return f"restored step {step}{_of(event)} from {event.get('tier')}{taking}{older}"
+            whose = f", saved by {event['whose']}," if event.get("whose") else ""
+            return f"restored step {step}{_of(event)}{whose} from {event.get('tier')}{taking}{older}"
         case "line":
             return f"{in_words(event)}; `holdfast ckpt ls` shows what stays aside"
         case "finishing":

@@ -16,7 +16,7 @@ from launcher.history.status import JobStatus
 from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
 from launcher.history.view import plural
-from launcher.outcome import EXIT_CODES
+from launcher.outcome import EXIT_CODES, Outcome
 from launcher.plain_file import open_plain, read_json
 from launcher.registry import KnownJob
 from launcher.scale_request import ScaleRequest
@@ -103,6 +103,8 @@ def corrected(job: KnownJob, status: JobStatus) -> JobStatus:
         return with_slurms_word(job, with_request(job, _in_queue(job, status)))
     process = Process.read(job.folder)
     if process is not None and not process.alive():
+        if (outcome := Outcome.read(job.folder)) is not None:  # a job that was cancelled early has no events
+            return replace(status, state=outcome.name, reason=outcome.reason)
         return replace(status, state="lost", reason=f"its supervisor is gone; {last_words(job)}")
     return status
 

@@ -149,13 +149,6 @@ def test_s3_without_boto3_is_refused_before_anything_is_submitted(monkeypatch: p
         job(checkpoint=checkpoint)
 
 
-@pytest.mark.parametrize("place", [{"s3": {"url": "s3://bucket/x"}}, {"shared": {"path": "/scratch/ckpt"}}])
-def test_a_place_that_projects_share_needs_a_name_of_the_users_own(place: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"checkpoint.namespace: missing, expected it or `name`"):
-        job(checkpoint=place)
-    assert job(name="gpt", checkpoint=place) and job(checkpoint={"namespace": "gpt", **place})
-
-
 def test_sbatch_options_take_dashes_or_underscores_and_false_means_absent() -> None:
     assert job(slurm={"mem_per_cpu": "2G", "exclusive": True, "contiguous": False}).slurm == {
         "mem-per-cpu": "2G",

@@ -171,6 +171,7 @@ def test_no_server_and_no_url_are_said_without_the_secret(tmp_path: Path, caplog
     assert caplog.text.count("did not get a notice") == 4 and "S3CRET" not in caplog.text
 
 
+@pytest.mark.processes  # a thread starts the command, and cannot skip the test
 def test_a_server_that_hangs_delays_neither_the_caller_nor_the_other_receiver(
     receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_server_that_hangs_delays_neither_the_caller_nor_the_other_receiver(
     delivery.close(0.0)
 
 
+@pytest.mark.processes  # a thread starts the command, and cannot skip the test
 def test_a_command_gets_the_notice_and_its_failure_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
     script = (

@@ -46,9 +46,9 @@ class Chosen(Part):
         plan = self._plans[step] = Plan.from_json(answer["plan"])
         return plan
 
-    def tier_of(self, step: int) -> str:
-        """The tier of a chosen step; "memory" if it was not chosen: this attempt has committed it."""
-        return self._plans[step].tier if step in self._plans else "memory"
+    def find(self, step: int) -> Plan | None:
+        """The plan from an earlier call of `plan`; None if there is none."""
+        return self._plans.get(step)
 
     def known(self, step: int) -> Plan:
         """The plan from an earlier call of `plan`. Raises AgentError if there is none."""

@@ -154,9 +154,12 @@ class Loading(Part):
             self.forget_all()
             plan = self.restored
             if step is not None and plan is not None:
-                tier = plan.tier if step == plan.step else self._chosen.tier_of(step)
+                taken = plan if step == plan.step else self._chosen.find(step)  # None: this attempt has committed it
+                tier, line = (taken.tier, taken.line) if taken else ("memory", self._newest_line())
+                is_other = line.script and line.script != self._place.owner.script
+                whose = {"whose": line.whose} if is_other else {}
                 self._listener.to_monitors(
-                    "loaded", step=step, tier=tier, namespace=self._config.namespace, newest=plan.newest,
+                    "loaded", step=step, tier=tier, namespace=self._config.namespace, newest=plan.newest, **whose,
                     seconds=round(seconds, 6),
                 )  # fmt: skip
 

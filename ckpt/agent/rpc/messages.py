@@ -153,7 +153,7 @@ TO_RUNNER = Way("agent", "runner", {
         seconds=float),
     "restore_refused": message("Lower tiers have steps, and none can be restored. Training may not begin.", reason=str),
     "loaded": message("All ranks of the node have loaded this step.",
-        step=int, tier=str, namespace=str, newest=int | None, seconds=float, optional="newest"),
+        step=int, tier=str, namespace=str, newest=int | None, whose=str, seconds=float, optional="newest whose"),
     "line": message(
         "The first save of a line that does not continue the newest step of the namespace. `origin`: the step that it "
         "continues; null: it continues none.",

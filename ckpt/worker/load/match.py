@@ -59,7 +59,12 @@ class Restoration:
             StateError: the state does not match the saved step. The message names every key missing on either side.
             CheckpointError: no source has the bytes intact. The state is then overwritten in part.
         """
-        tensors, finish = self._match(saved)
+        try:
+            tensors, finish = self._match(saved)
+        except StateError as error:
+            if saved.save is None or not (whose := saved.save.line.whose):
+                raise
+            raise StateError(f"{error}; step {saved.step} was saved by {whose}") from None
         try:
             with no_grad():
                 saved.read(tensors.reads)
@@ -95,7 +100,9 @@ class _Match:
         if tag_of_live(live):
             return self._tensor(live, node, path)
         if not _holds_tensors(live) and not _names_tensors(node):
-            return lambda: _replace(live, decode(node))
+            value = decode(node)
+            _check_plain(live, value, path)
+            return lambda: _replace(live, value)
         if isinstance(live, dict) and items_of(node) is not None:
             return self.mapping(live, node, path)
         if isinstance(live, (list, tuple, deque)) and sequence_of(node) is not None:
@@ -253,6 +260,21 @@ def _check_keys(live: dict[Any, Any], saved: dict[Any, Any], path: Path, strict:
     advice = "build the state as it was saved"
     advice += "" if extra else ", or load(state, strict=False) to leave out what it does not have"
     raise StateError(f"{name_of(path)}: {'; '.join(parts)}; {advice}")
+
+
+def _check_plain(live: Any, value: Any, path: Path) -> None:
+    """Compares plain values. What a dict of the live state names must be saved; what only the saved one has comes in.
+
+    An empty dict, and one with keys that are no strings, is content: it takes what was saved.
+    """
+    is_named = type(live) is dict and bool(live) and all(isinstance(key, str) for key in live)
+    if is_named and isinstance(value, dict):
+        _check_keys(live, value, path, strict=False)
+        for key, each in live.items():
+            _check_plain(each, value[key], (*path, key))
+    elif is_named or (isinstance(value, dict) and live is not None and not isinstance(live, dict)):
+        saved, wanted = type(value).__name__, type(live).__name__
+        raise StateError(f"{name_of(path)}: saved as a {saved}, live is a {wanted}; build the state as it was saved")
 
 
 def _with_nearest(key: Any, saved: dict[Any, Any]) -> str:
