@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class _Verbs:
-    """status(), logs(), stop() and scale() do what the verbs of that name do."""
+    """status(), logs(), stop() and scale() do what the verbs of that name do.
+
+    submitit gives a job of a batch its class later. Python allows that only if submitit's class is the first base.
+    """
 
     if TYPE_CHECKING:
 
@@ -94,9 +97,13 @@ class _Verbs:
         return find_job(str(self.paths.folder))
 
 
-class LocalJob(_Verbs, SupervisedLocalJob):
+class LocalJob(SupervisedLocalJob, _Verbs):
     """A job on the local cluster."""
 
+    stdout = _Verbs.stdout
 
-class SlurmJob(_Verbs, SupervisedSlurmJob):
+
+class SlurmJob(SupervisedSlurmJob, _Verbs):
     """A job in Slurm."""
+
+    stdout = _Verbs.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -251,10 +252,19 @@ def stopped(node: Node, started: subprocess.Popen[bytes]) -> None:
     """The template never answers."""
 
 
+def _opened(pid: int) -> str:
+    """What a process has opened. A descriptor may be closed meanwhile."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return " ".join(found)
+
+
 def killed(node: Node, started: subprocess.Popen[bytes]) -> None:
     """The template is killed while the shim waits for its answer."""
     until(lambda: "shim.py" in Path(f"/proc/{started.pid}/cmdline").read_text(), "the shim")
-    until(lambda: any("socket:" in os.readlink(fd) for fd in Path(f"/proc/{started.pid}/fd").iterdir()), "its request")
+    until(lambda: "socket:" in _opened(started.pid), "its request")
     node.template.kill()
 
 

@@ -673,7 +673,7 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
         executor = Executor()
         executor.update_parameters(nodes=1, timeout_min=10)
         job = executor.submit(Torchrun("train.py"))
-        print(job.result()["name"], job.state, "attempt_start" in job.stdout())
+        print(job.result()["name"], job.state, "attempt_start" in job.logs(supervisor=True), job.stdout())
         executor.update_parameters(slurm_additional_parameters={"hold": True})
         held = executor.submit(Torchrun("train.py"))
         print(held.state)
@@ -682,7 +682,7 @@ def test_a_job_in_a_slurm_without_accounting_has_a_state_and_an_end(slurm_cluste
     """
     lines = [line.strip() for line in program.splitlines()]
     done = slurm_cluster.run_as_user([sys.executable, "-c", "\n".join(lines)], timeout_s=120)
-    assert done.stdout.split("\n")[:3] == ["done COMPLETED True", "PENDING", "CANCELLED"]
+    assert done.stdout.split("\n")[:4] == ["done COMPLETED True 0", "", "PENDING", "CANCELLED"]
 
 
 @pytest.mark.slurm

@@ -578,17 +578,22 @@ CHECKPOINT = {"namespace": "t", "memory": {"every_steps": 2, "keep": 2}, "redund
 
 
 @pytest.mark.parametrize(
-    ("fails_from", "said"), [(1, "no step is there (step 3: "), (3, "the newest step there is 2 (step 3: "), (4, "")]
+    ("fails_from", "name", "said"),
+    [
+        (1, "unsaved", "kept: no step: memory is freed with the job; not saved in shared: no step is there (step 3: "),
+        (3, "done", "kept: step 2 in shared; not saved in shared: the newest step there is 2 (step 3: "),
+        (4, "done", "kept: step 3 in shared"),
+    ],
 )
 def test_a_job_that_is_done_says_what_it_could_not_save(
-    make_job: Callable[..., Job], tmp_path: Path, fails_from: int, said: str
+    make_job: Callable[..., Job], tmp_path: Path, fails_from: int, name: str, said: str
 ) -> None:
     checkpoint = {"memory": {"every_steps": 1}, "shared": {"path": str(tmp_path / "shared"), "every_steps": 1}}
     env = {"SHARED": str(tmp_path / "shared"), "FAILS_FROM": fails_from}
     job = make_job(UNSAVED, nodes=1, spares=0, checkpoint=checkpoint, env=env)
     outcome = job.supervise()
-    assert (outcome.name, outcome.exit_code) == ("done", 0)
-    assert outcome.reason.startswith(f"not saved in shared: {said}") if said else outcome.reason == ""
+    assert (outcome.name, outcome.exit_code) == (name, 15 if name == "unsaved" else 0)
+    assert outcome.reason.startswith(said) and (fails_from < 4 or outcome.reason == said)
     assert json.loads((job.dir / "result.json").read_text())["reason"] == outcome.reason
 
 
