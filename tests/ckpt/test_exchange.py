@@ -166,7 +166,9 @@ def test_a_program_reads_what_was_exported_and_imported(tmp_path: Path) -> None:
         assert json.loads(result.stdout) == expected and result.stderr == ""
     there = tmp_path / "there"
     result = run("import", tmp_path / "--dcp", there, "--namespace", "ns", "--step", "9", "--json")
-    assert json.loads(result.stdout) == {**step, "step": 9, "to": str(SharedTier(there, "ns").where)}
+    (line,) = {save.line.id for save in SharedTier(there, "ns").steps()}
+    place = {"to": str(SharedTier(there, "ns").where), "line": line, "aside": []}
+    assert json.loads(result.stdout) == {**step, "step": 9, **place}
 
 
 def test_a_step_is_imported_once(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_owners_narrow_the_replicas_to_look_at() -> None:
     ],
 )
 def test_a_malformed_spread_is_corrupt(value: Any) -> None:
-    with pytest.raises(CorruptError, match="bad spread"):
+    with pytest.raises(CorruptError, match="spread: missing or malformed field"):
         Spread.from_json(value)
 
 

@@ -20,7 +20,7 @@ from verb_kit import ckpt as verb
 from ckpt.format.atomic_files import durable_write
 from ckpt.format.line import FIRST
 from ckpt.format.manifest import NAME
-from ckpt.format.shard_record import seal_json
+from ckpt.format.shard_record import SaveId, seal_json
 from ckpt.tiers.mark import MARK, new_mark
 from ckpt.tiers.posix import SharedTier
 
@@ -81,7 +81,12 @@ def test_a_script_goes_back_to_a_step_of_release_0_2_0_and_its_newest_step_stays
         for step in (3, 4, 5):
             ckpt.save(step, live)
             settle(ckpt)
-    steps = waiting.until(lambda: [save for save in tier(node).steps() if len(tier(node).steps()) == 4], "retention")
+
+    def kept() -> list[SaveId] | None:
+        saves = tier(node).steps()
+        return saves if len(saves) == 4 else None
+
+    steps = waiting.until(kept, "retention")
     assert [save.step for save in steps] == [5, 4, 2, 3], "the steps that it continues, then the one that it left"
     assert steps[0].line.ancestors == (("", 2),) and steps[2].line == steps[3].line == FIRST
     with node.start() as ckpt:
