@@ -34,7 +34,7 @@ PathArgument = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List the steps of a directory or bucket, newest first.")
 def list_all(
     path: PathArgument,
     newest: Annotated[

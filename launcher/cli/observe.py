@@ -88,7 +88,7 @@ def dashboard(
         int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", metavar="N", min=0, max=65535)
     ] = 0,
     socket: Annotated[
-        Path | None, typer.Option(help="Listen on a Unix socket instead, which only you can open.", metavar="PATH")
+        Path | None, typer.Option(help="Listen on a Unix socket instead, which only you can open.", metavar="SOCKET")
     ] = None,
 ) -> None:
     """Show your jobs live in a browser, until Ctrl-C. The address has a secret: who has it sees your jobs.

@@ -214,7 +214,7 @@ def test_slurm_is_asked_every_few_seconds_and_at_each_new_state(
         asked.append(status.state)
         return JobStatus(**{**vars(status), "reason": "as Slurm says"})
 
-    monkeypatch.setattr(job_control, "_corrected", corrected)
+    monkeypatch.setattr(job_control, "corrected", corrected)
     monkeypatch.setattr(job_control, "_SLURM_POLL_S", 1000.0)
     follower = JobFollower(KnownJob(**{**vars(KNOWN), "folder": tmp_path, "cluster": "slurm"}))
     with (tmp_path / "events.jsonl").open("a") as file:
@@ -263,7 +263,8 @@ class Terminal:
         self._main, child = pty.openpty()
         self._size(child, width)
         program = [sys.executable, "-c", "import sys; from launcher.cli import main; sys.exit(main(sys.argv[1:]))"]
-        environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "NO_COLOR": "1"}
+        ours = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment = {**ours, "TERM": "xterm-256color", "LANG": "C.UTF-8", "NO_COLOR": "1"}
         self._process = subprocess.Popen(
             [*program, *arguments], stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True
         )
