@@ -90,7 +90,7 @@ class SaveLeader(Part):
         elapsed_s: float,
     ) -> None:
         found = {Line.from_json(line) for line in lines}
-        self._follow_line(max(found))
+        self._follow_line(max(found), step)
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
         if step <= self._dropped_up_to:
@@ -109,18 +109,19 @@ class SaveLeader(Part):
         if self._is_complete(save):
             self._complete.set()
 
-    def _follow_line(self, line: Line) -> None:
+    def _follow_line(self, line: Line, step: int) -> None:
         """A line that begins later counts its steps anew. The ranks have left what is in flight of the one before.
 
-        The first line has the steps that were dropped before it was known.
+        The first line has the steps that were dropped before it was known. Of the same step, other nodes continue an
+        older line: their ranks have loaded another step (see `_lead`).
         """
         if self._line is None:
             self._line = line
         if line <= self._line:
             return
-        for step in list(self._gathering):
-            self._end(step)
-            self._listener.problem("save dropped", "the script has begun another line", step, failed="memory")
+        for older in [older for older in self._gathering if older != step]:
+            self._end(older)
+            self._listener.problem("save dropped", "the script has begun another line", older, failed="memory")
         self._line, self._committed, self._dropped_up_to = line, -1, -1
         self._dropped.clear()
 
