@@ -46,6 +46,7 @@ from ckpt.timeouts import AgentDeadlines, within
 _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0
 _WORKERS_POLL_S = 0.05
+_CUT_SHORT_S = 1.0  # for saves that all ranks made before the workers were killed to be committed
 
 Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease  # run only on node rank 0
 
@@ -250,10 +251,12 @@ class Agent:
                     self._ended.set()
 
     async def _finish(self) -> None:
-        """Training has ended: the newest step is written to all lower tiers before the memory is freed."""
+        """Nothing is trained any more: the newest step is written to all lower tiers before the memory is freed."""
+        have_all_saved = self._finished >= self._place.ranks_per_node  # else the workers were killed, maybe in a save
+        limit_s = self._deadlines.answer_s if have_all_saved else _CUT_SHORT_S
         try:
             with contextlib.suppress(asyncio.TimeoutError):  # a save that some rank never made is not waited for
-                await within(self._deadlines.answer_s, self._saves.await_saves())
+                await within(limit_s, self._saves.await_saves())
             await self._peers.call(0, "ask_finish")
         except PeerError as error:
             self._listener.problem("the last step was not written to the lower tiers", str(error))

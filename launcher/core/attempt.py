@@ -163,7 +163,7 @@ def next_s(turn: Turn) -> list[float | None]:
     elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
         found.append(attempt.phase_s + timeout_s)
     elif attempt.phase is AttemptPhase.RELEASING:
-        found += (attempt.phase_s + teardown.flush_s(attempt), agent_world.end_due_s(turn))
+        found += (teardown.release_until_s(turn), agent_world.end_due_s(turn))
     return found
 
 
@@ -335,15 +335,18 @@ def _decide(turn: Turn) -> None:
         if attempt.all_ended:
             reason = "its workers were asked to stop by a supervisor that is gone"
             turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
-    turn.set_attempt(outcome=outcome)
+        turn.record_faults()
+    turn.set_attempt(outcome=outcome, is_last=teardown.is_last(turn, outcome))
     if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
         what = f"not all ranks {late} in time ({asked.stop}); they were ended"
         turn.record("problem", attempt=attempt.number, what=what)
-    has_work = outcome != "cancelled" and not (outcome == "resized" and _is_committed(turn))
-    if turn.state.job.has_checkpoint and attempt.all_ended and has_work:
-        order = Order.FINISH_AGENT if outcome in teardown.ENDS_TRAINING else Order.RELEASE_AGENT
+    is_last = turn.attempt.is_last
+    can_write = attempt.all_ended or (is_last and agent_world.is_whole(turn))
+    has_work = not (outcome == "resized" and _is_committed(turn))
+    if turn.state.job.has_checkpoint and can_write and has_work:
+        order = Order.FINISH_AGENT if is_last else Order.RELEASE_AGENT
         turn.do(Send(nodes=agent_world.nodes(turn), order=order, attempt=attempt.number))
         turn.enter_phase(AttemptPhase.RELEASING)
     else:

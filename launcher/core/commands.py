@@ -45,7 +45,7 @@ class Order(Enum):
 
     STOP = "stop"  # all ranks stop at one step boundary
     DUMP = "dump"  # write the workers' stacks
-    FINISH_AGENT = "finish_agent"  # training is over: the agent writes the newest step to the lower tiers, and exits
+    FINISH_AGENT = "finish_agent"  # the job ends: workers are killed, the agent writes the newest step and exits
     RELEASE_AGENT = "release_agent"  # the agent may finish the writes that it has begun, and exit
     RENEW_AGENT = "renew_agents"  # the agent ends, so that one of the next generation can start
     KILL = "kill"  # end all processes of the attempt

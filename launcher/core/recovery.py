@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.core.faults import FABRIC, UNRESTORABLE
+from launcher.core import boosters
+from launcher.core.faults import FABRIC, UNRESTORABLE, Fault
 from launcher.core.gains import RAN_S, Gains
+from launcher.core.members import Phase, is_usable
 from launcher.core.state import RestartLimits
+from launcher.core.turn import Turn
+
+_GONE = (Phase.OUT, Phase.RETURNING, Phase.LEAVING)
 
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
 # before the second restart after faults of one kind, or the third after any; doubled before each further one
@@ -33,6 +38,39 @@ class Decision:
     outcome: str = ""
     reason: str = ""
     delay_s: float = 0.0
+
+
+def after_fault(turn: Turn, gains: Gains, fault: Fault, nodes: tuple[str, ...]) -> Decision:
+    """The decision after a fault, with the nodes as they are now.
+
+    Args:
+        gains: those of the history, with the attempt that the fault ended.
+        nodes: those of that attempt; none if it could not begin.
+    """
+    state = turn.state
+    job, members = state.job, state.members
+    return choose_rung(
+        gains,
+        job.limits,
+        worded(fault),
+        has_checkpoint=job.has_checkpoint,
+        can_requeue=job.can_requeue,
+        nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
+        nodes_changed=any(node not in members or members[node].phase in _GONE for node in nodes),
+        has_spare=any(node not in state.positions and node not in gains.suspects for node in usable(turn)),
+    )
+
+
+def worded(fault: Fault) -> str:
+    """The fault's reason, with its node."""
+    named = fault.node is None or fault.node in fault.reason
+    return fault.reason if named else f"{fault.node}: {fault.reason}"
+
+
+def usable(turn: Turn) -> tuple[str, ...]:
+    """The job's nodes and its boosters' that train or can train."""
+    nodes = (*turn.state.job.nodes, *boosters.nodes(turn.state))
+    return tuple(node for node in nodes if is_usable(turn.member(node)))
 
 
 def choose_rung(

@@ -168,7 +168,7 @@ def apply(history: History, event: Event) -> History:
 
 
 def _job_start(history: History, event: Event) -> History:
-    history = _judge(history)
+    history = judged(history)
     out = history.out
     for node, why in out.items():
         if why.is_environment:  # the job's Python may be repaired
@@ -180,7 +180,7 @@ def _job_start(history: History, event: Event) -> History:
 
 def _job_end(history: History, event: Event) -> History:
     """The run has ended for good. A later one in the same folder has its steps, but not its requests and faults."""
-    history = _judge(history)
+    history = judged(history)
     before = history.gains
     gains = Gains(
         step=before.step,
@@ -272,7 +272,7 @@ def _node_back(history: History, event: Event) -> History:
 
 
 def _attempt_start(history: History, event: Event) -> History:
-    history = _judge(history)
+    history = judged(history)
     number = event["attempt"]
     is_restart = number > history.first_attempt and not (history.attempt is not None and history.attempt.is_free)
     gains = replace(history.gains, restarts=history.gains.restarts + is_restart)
@@ -364,7 +364,7 @@ def _stop_requested(history: History, event: Event) -> History:
 
 def _attempt_end(history: History, event: Event) -> History:
     is_done = event.get("outcome") == "done"
-    history = _judge(_of_attempt(history, event, has_ended=True, is_done=is_done, step=event.get("step")))
+    history = judged(_of_attempt(history, event, has_ended=True, is_done=is_done, step=event.get("step")))
     if event.get("outcome") == "resized":
         return _of_attempt(history, event, is_free=True)
     tells_gains = history.has_checkpoint or history.gains.file_s is not None
@@ -376,7 +376,7 @@ def _attempt_end(history: History, event: Event) -> History:
     return history
 
 
-def _judge(history: History) -> History:
+def judged(history: History) -> History:
     """Takes account of the fault that ended the attempt: at its end, as steps may be committed until then."""
     attempt = history.attempt
     if attempt is None or attempt.fault is None:

@@ -95,7 +95,9 @@ def go_on(turn: Turn, history: History) -> None:
     resize = RESIZE if running is not None and running.is_resizing else None
     stop = history.stop or resize
     stop_s = turn.now_s if stop is not None else 0.0
-    turn.set_requests(stop=stop, stop_s=stop_s, is_halt=history.is_halt, is_cancelled=history.is_cancelled)
+    is_cancelled, cancelled_s = history.is_cancelled, turn.now_s if history.is_cancelled else 0.0
+    turn.set_requests(stop=stop, stop_s=stop_s, is_halt=history.is_halt)
+    turn.set_requests(is_cancelled=is_cancelled, cancelled_s=cancelled_s)
     turn.set(resize=replace(turn.state.resize, is_written=True))
 
 
@@ -139,7 +141,7 @@ def on_halt(turn: Turn, given: HaltAsked) -> None:
 
 def cancel(turn: Turn) -> None:
     if not turn.state.requests.is_cancelled:
-        turn.set_requests(is_cancelled=True)
+        turn.set_requests(is_cancelled=True, cancelled_s=turn.now_s)
         turn.record("stop_requested", reason=CANCEL)
 
 

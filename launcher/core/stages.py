@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, boosters, choice, ending, launch, nodes, requests, resize
+from launcher.core import attempt, choice, ending, launch, nodes, recovery, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -15,7 +15,6 @@ from launcher.core.commands import (
 )
 from launcher.core.faults import ENVIRONMENT, LOSSES_S, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
 from launcher.core.members import Phase, choose, is_usable
-from launcher.core.recovery import choose_rung
 from launcher.core.state import Resize, Sigterm, Stage
 from launcher.core.turn import Turn
 
@@ -283,13 +282,8 @@ def attempting(turn: Turn) -> None:
         ending.finish_as_asked(turn)
 
 
-def _usable(turn: Turn) -> tuple[str, ...]:
-    nodes = (*turn.state.job.nodes, *boosters.nodes(turn.state))
-    return tuple(node for node in nodes if is_usable(turn.member(node)))
-
-
 def _ask_scheduler(turn: Turn) -> None:
-    nodes = _usable(turn)
+    nodes = recovery.usable(turn)
     allocations = {node: turn.member(node).allocation for node in nodes}
     turn.do(AskUnusable(nodes=nodes, purpose=Purpose.SCHEDULER, allocations=allocations))
 
@@ -360,27 +354,13 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     """After a fault: takes the rung of the recovery ladder."""
     asked, lost = turn.state.requests, "all runners were lost at once: they are started again"
     start_again = not requests.may_be_asked(asked) and turn.take_all_back(lost)
-    state = turn.state
+    state, reason = turn.state, recovery.worded(fault)
     job, members = state.job, state.members
-    named = fault.node is None or fault.node in fault.reason
-    reason = fault.reason if named else f"{fault.node}: {fault.reason}"
-    suspects = state.history.gains.suspects
-    spares = [node for node in _usable(turn) if node not in state.positions]
     if fault.kind == PREEMPTED and members.usable + members.joining_count >= job.sizes[-1]:
         turn.set(rung="spare")
         probe(turn)
         return
-    gone = (Phase.OUT, Phase.RETURNING, Phase.LEAVING)
-    decision = choose_rung(
-        state.history.gains,
-        job.limits,
-        reason,
-        has_checkpoint=job.has_checkpoint,
-        can_requeue=job.can_requeue,
-        nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
-        nodes_changed=any(node not in members or members[node].phase in gone for node in nodes),
-        has_spare=any(node not in suspects for node in spares),
-    )
+    decision = recovery.after_fault(turn, state.history.gains, fault, nodes)
     unknown = Phase.JOINING if job.is_take_over else None  # nodes that were ready under another supervisor
     may_load = any(member.is_warm or member.phase is unknown for member in members.table.values())
     if fault.kind == ENVIRONMENT and decision.action != "restart" and not may_load:

@@ -232,6 +232,7 @@ class Attempt:
         nodes: in node-rank order.
         begun_s, phase_s: start of the attempt and of its phase.
         outcome: done, fault, resized, stopped, halted or cancelled; "" before its end is decided.
+        is_last: whether no other attempt follows, as far as was foreseen when its end was decided.
         started, ended, killed, lost, returned: nodes whose workers run; whose workers have ended with 0; whose
             processes are gone; that are lost; whose runners have connected (again) during the attempt.
         without_handler: nodes without agents whose workers were asked to stop but do not handle SIGTERM.
@@ -254,6 +255,7 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.STARTING
     phase_s: float = 0.0
     outcome: str = ""
+    is_last: bool = False
     started: HashTrieSet[str] = field(default_factory=HashTrieSet)
     ended: HashTrieSet[str] = field(default_factory=HashTrieSet)
     killed: HashTrieSet[str] = field(default_factory=HashTrieSet)
@@ -377,7 +379,8 @@ class Requests:
         stop_s: time of the request.
         is_halt: whether a user has requested its end for good.
         is_halt_pending: whether that request waits for halt_step or halt_s (epoch).
-        is_cancelled: whether the job must end at once.
+        is_cancelled: whether the job must end; all that is left to do is to write the newest step to the lower tiers.
+        cancelled_s: time of that request.
     """
 
     stop: str | None = None
@@ -387,6 +390,7 @@ class Requests:
     halt_step: int = 0
     halt_s: float = 0.0
     is_cancelled: bool = False
+    cancelled_s: float = 0.0
     sigterm: Sigterm = Sigterm.NONE
 
 

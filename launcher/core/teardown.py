@@ -1,29 +1,35 @@
-"""Ends an attempt: releases its agents, kills its workers, and waits until each node confirms that nothing is left."""
+"""Ends an attempt: releases its agents, kills its workers, and waits until each node confirms that nothing is left.
+
+After the job's last attempt nobody needs the agents' memory any more, so they first write the newest step from there to
+the lower tiers: once all workers have ended, after a cancel, and after a fault that ends the job.
+"""
 
 from __future__ import annotations
 
-from launcher.core import agent_world
+from launcher.core import agent_world, recovery
 from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
-from launcher.core.replay import TIME_LIMIT
-from launcher.core.state import Attempt, AttemptPhase
+from launcher.core.replay import TIME_LIMIT, judged
+from launcher.core.state import AttemptPhase
 from launcher.core.turn import Turn
 
-ENDS_TRAINING = ("done", "halted")  # outcomes after which nobody needs the agents' memory any more
+_LAST = ("done", "halted", "cancelled")  # outcomes after which no other attempt begins
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
 RECONNECT_S = 12.0
 AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the job's result
+# After a cancel; most are a SIGTERM from Slurm, 30 s before its SIGKILL (KillWait). The rest is for the question why
+# it has come, and for the end of all processes.
+AGENT_CANCEL_S = 20.0
 AGENT_STOP_S = 3.0  # in a stop before a restart time is short, and memory survives
 
 
 def release(turn: Turn) -> None:
     """Waits until the agents have finished their writes, and kills those that do not end."""
     attempt = turn.attempt
-    timeout_s = flush_s(attempt)
-    if agent_world.await_end(turn) or turn.state.requests.is_cancelled:
+    if agent_world.await_end(turn):
         kill(turn)
-    elif turn.has_passed(timeout_s):
-        what = f"checkpoint agents still at work {timeout_s:g} s after training ended were killed"
+    elif turn.now_s >= release_until_s(turn):
+        what = f"checkpoint agents still at work {turn.now_s - attempt.phase_s:.0f} s after training ended were killed"
         turn.record("problem", attempt=attempt.number, what=what)
         kill(turn)
 
@@ -75,6 +81,17 @@ def _report_unsaved_stop(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=what)
 
 
-def flush_s(attempt: Attempt) -> float:
-    """Seconds that the agents may take after training."""
-    return AGENT_FLUSH_S if attempt.outcome in ENDS_TRAINING else AGENT_STOP_S
+def release_until_s(turn: Turn) -> float:
+    """The time until which the agents may write after training."""
+    attempt, asked = turn.attempt, turn.state.requests
+    until_s = attempt.phase_s + (AGENT_FLUSH_S if attempt.is_last else AGENT_STOP_S)
+    return min(until_s, asked.cancelled_s + AGENT_CANCEL_S) if asked.is_cancelled else until_s
+
+
+def is_last(turn: Turn, outcome: str) -> bool:
+    """Whether no other attempt follows this one, as far as can be foreseen."""
+    attempt = turn.attempt
+    if outcome != "fault":
+        return outcome in _LAST
+    gains = judged(turn.state.history).gains
+    return recovery.after_fault(turn, gains, attempt.faults[0], attempt.nodes).action == "stop"

@@ -50,7 +50,7 @@ supervisor -> runner:
         hosts: for node rank 0, the address ranges that may reach the rendezvous; agent: whether one is being started
     stop {attempt}                           make all ranks stop at one step boundary; without an agent: send SIGTERM to
         workers that handle it
-    finish_agent {attempt}                   training is over; the agent writes the newest step and exits
+    finish_agent {attempt}                   the job ends: kill the workers; the agent writes the newest step and exits
     release_agent {attempt}                  the ranks have stopped; the agent may finish its writes and exit
     renew_agents {attempt, generation}       end the node's agent; another one is being started
     dump {attempt}                           write the stacks of all workers

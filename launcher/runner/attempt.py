@@ -72,6 +72,7 @@ class NodeAttempt:
         self._handler_told = False
         self._terminated = False  # whether the workers have received a SIGTERM
         self._is_stopped = False  # whether the workers were asked to stop
+        self._have_ended = False  # whether all workers have ended by themselves
         self._ending = asyncio.Lock()
         self.number: int | None = None
         self.final_step: int | None = None
@@ -91,7 +92,7 @@ class NodeAttempt:
         """Begins an attempt, given the supervisor's `start`. The previous attempt must have ended."""
         self._spec = spec
         self.number = attempt = message["attempt"]
-        self._handler_told = self._terminated = self._is_stopped = False
+        self._handler_told = self._terminated = self._is_stopped = self._have_ended = False
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
@@ -189,14 +190,18 @@ class NodeAttempt:
             )
             self._send({"op": "problem", "attempt": self.number, "what": what})
 
-    def release_agent(self, *, finish: bool) -> None:
-        """The ranks have ended, so the agent may exit.
-
-        Args:
-            finish: whether training is over; then it first writes the newest step to the lower tiers.
-        """
+    def release_agent(self) -> None:
+        """The ranks have ended, so the agent may exit."""
         if self._watch is not None:
-            self._watch.release_agent(finish=finish)
+            self._watch.release_agent(finish=False)
+
+    async def finish(self) -> None:
+        """Nothing is trained any more: ends the workers that still run, and has the agent write the newest step."""
+        async with self._ending:
+            if not self._have_ended:  # else what a script has left running may go on meanwhile
+                await self._workers.kill(KILL_TIMEOUT_S)
+            if self._watch is not None:
+                self._watch.release_agent(finish=True)
 
     def renew_agent(self, generation: int) -> None:
         """Ends the node's agent, because another one is being started."""
@@ -265,6 +270,7 @@ class NodeAttempt:
         if event == "warm":
             self._beat()
         elif event == "ended":
+            self._have_ended = True
             step = self._watch.step() if self._watch is not None else None
             self._send({"op": "ended", "step": step, "stopped": self._is_stopped} | report)
         else:

@@ -277,8 +277,10 @@ class Runner:
             return  # it is about an earlier attempt
         elif op == "stop":
             attempt.stop(terminated=self._is_terminated, lower_s=message.get("lower_s"))
-        elif op in ("release_agent", "finish_agent"):
-            attempt.release_agent(finish=op == "finish_agent")
+        elif op == "release_agent":
+            attempt.release_agent()
+        elif op == "finish_agent":
+            self._in_background(attempt.finish())
         elif op == "renew_agents":
             attempt.renew_agent(message["generation"])
         elif op == "dump":

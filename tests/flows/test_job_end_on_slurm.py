@@ -1,27 +1,28 @@
-"""A job that dies on a real Slurm: its epilogs bring what only its memory held to the shared directory."""
+"""A job that ends on a real Slurm: its agents bring what only memory held to the shared directory within KillWait."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_job import BrokenJob
-from slurm_kit import submit
+from broken_job import EVERY, BrokenJob
 from waiting import until
 
 from slurm.testbed import TestCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
-NEVER = 1_000_000  # steps: nothing goes to the shared directory while the job lives
+_ELAPSED_S = 75.0  # with the time in the queue: Slurm's limits are whole minutes
+NEVER = 1_000_000  # steps: nothing goes to the shared directory while the job trains
 
 
 @pytest.fixture(scope="module")
-def hooked() -> Iterator[TestCluster]:
-    cluster = TestCluster.up(f"pytest-{os.getpid()}-end", nodes=3, hooks=True)
+def nodes() -> Iterator[TestCluster]:
+    cluster = TestCluster.up(f"pytest-{os.getpid()}-end", nodes=2)
     yield cluster
     cluster.down()
 
@@ -32,29 +33,28 @@ def committed(shared: Path) -> int | None:
     return int(steps[-1].split("-")[1].split(".")[0]) if steps else None
 
 
-@pytest.mark.parametrize("loss", ["cancelled", "a node lost"])
-def test_the_newest_step_in_memory_outlives_the_job(hooked: Any, steady_digests: dict[int, str], loss: str) -> None:
-    hooked.restore()
-    folder = hooked.home / f"end-{loss.split()[-1]}"
-    checkpoint = {
-        "namespace": folder.name,
-        "memory": {"every_steps": 10, "keep": 2},
-        "redundancy": {"scheme": "partner"},
-        "shared": {"path": "checkpoints", "every_steps": NEVER, "on_job_end": True},
-    }
-    job = BrokenJob(hooked, folder, spares=0, checkpoint=checkpoint)
+def end(cluster: Any, job: BrokenJob, how: str) -> None:
+    if how == "cancelled":
+        cluster.run_as_user(["scancel", job.job_id])
+    elif how == "out of time":
+        until(lambda: time.time() > job.submitted_at + _ELAPSED_S or None, "an age that a limit can be below", 120)
+        job.set_time_limit(60)
+    else:
+        job.tell("raise-1")
+        job.watch.wait_for("fault", 60, kind="user_error")
+        job.tell("raise-1")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed twice", pytest.param("out of time", marks=pytest.mark.faults)])
+def test_the_newest_step_in_memory_outlives_the_job(nodes: Any, how: str) -> None:
+    nodes.restore()
+    folder = nodes.home / f"end-{how.replace(' ', '-')}"
+    tiers = {"shared": {"path": "checkpoints", "every_steps": NEVER}}
+    job = BrokenJob(nodes, folder, spares=0, tiers=tiers)
     job.settle()
     shared = folder / "checkpoints" / folder.name
     assert committed(shared) is None
-    if loss == "a node lost":
-        hooked.crash_node(job.node_of(3))
-    hooked.run_as_user(["scancel", job.job_id])
-    step = until(lambda: committed(shared), "a step in the shared directory", 90)
+    end(nodes, job, how)
+    ended = job.watch.wait_for("job_end", 120)
     saved = max(event["step"] for event in job.watch.events("commit") if event["tier"] == "memory")
-    assert step is not None and step >= saved, job.watch.story()
-
-    job.job_id, job.watch = submit(hooked, folder / "job.yaml")
-    restored = job.watch.wait_for("restore", 90)
-    assert (restored["step"], restored["tier"]) == (step, "shared"), job.watch.story()
-    job.settle()
-    job.finish(steady_digests)
+    assert saved >= EVERY and committed(shared) == saved, (ended, job.watch.story())

@@ -202,6 +202,7 @@ def check_decision(before: State, message: Any, state: State, todo: tuple[Comman
     _check_deadlines(state)
     if state.attempt is not None and state.stage is Stage.ATTEMPT:
         _check_over(before, message, state)
+        _check_memory(before, state)
     if type(message) is TimeLeftAnswered and state.time_limit is not before.time_limit:
         _check_time_left(message, state)
     if state.stage is Stage.GATHERING:
@@ -247,6 +248,17 @@ def _check_over(before: State, message: Any, state: State) -> None:
     is_over = state.requests.is_cancelled or (state.job.has_checkpoint and bool(attempt.faults))
     if is_over and attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING):
         raise Violation("an attempt that is over ends", f"attempt {attempt.number} goes on: {attempt.faults}")
+
+
+def _check_memory(before: State, state: State) -> None:
+    """The newest step is written from memory before a cancelled job ends, if all its agents serve."""
+    was, attempt, agents = before.attempt, state.attempt, state.agents
+    if was is None or attempt is None or attempt.outcome != "cancelled" or not state.job.has_checkpoint:
+        return
+    is_decided = was.number == attempt.number and not was.outcome and attempt.phase is AttemptPhase.KILLING
+    are_up = attempt.restored and not agents.gone and not agents.is_ended and agents.back == agents.generation
+    if is_decided and are_up and agents.lost_s is None and agents.judge_s is None and not agents.is_judged:
+        raise Violation("a job's memory is not freed before it is written", f"attempt {attempt.number} is killed")
 
 
 def _check_stage(command: Command, state: State) -> None:

@@ -278,6 +278,10 @@ class Runner:
             self._stop()
         elif order in (Order.RELEASE_AGENT, Order.FINISH_AGENT):
             self.released = attempt
+            if order is Order.FINISH_AGENT and self.works:  # ranks that others wait for in vain
+                self.works = False
+                if self.training is not None:
+                    self.training.changed()
             for group in list(self.host.agents):
                 group.release(self.host)
         elif order is Order.RENEW_AGENT:

@@ -254,7 +254,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      _quiet(), Fault("halt", at_s=5.0, flag=1)),
     ("a user halts the job at a time", Cost(outcome="halted", seconds=36),
      _quiet(), Fault("halt", at_s=5.0, flag=2)),
-    ("a user halts the job, and ranks do not stop", Cost(notes=2, outcome="halted", seconds=626),
+    ("a user halts the job, and ranks do not stop", Cost(notes=1, outcome="halted", seconds=626),
      _quiet(chunks=160, heeds_stop=False), Fault("halt", at_s=25.0)),
     ("a user halts a job without agents", Cost(outcome="halted", seconds=28),
      _quiet(has_checkpoint=False, chunks=160), Fault("halt", at_s=25.0)),

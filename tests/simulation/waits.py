@@ -24,7 +24,7 @@ from launcher.core.replay import HALT
 from launcher.core.requests import RESIZE
 from launcher.core.stages import NODE_START_TIMEOUT_S, SCHEDULER_TIMEOUT_S, TRAINED_GRACE_S
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
-from launcher.core.teardown import AGENT_FLUSH_S, AGENT_STOP_S, KILL_CONFIRM_S
+from launcher.core.teardown import AGENT_CANCEL_S, AGENT_FLUSH_S, AGENT_STOP_S, KILL_CONFIRM_S
 from simulation.decided import AT_WORK
 from simulation.violation import Violation
 
@@ -94,8 +94,9 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
         if attempt.others_s is not None:
             yield "the return of the runner beside the supervisor that is gone", attempt.others_s + PREDECESSOR_S
     elif phase is AttemptPhase.RELEASING:
-        is_result = attempt.outcome in ("done", "halted")
-        yield phase.value, attempt.phase_s + (AGENT_FLUSH_S if is_result else AGENT_STOP_S)
+        until_s = attempt.phase_s + (AGENT_FLUSH_S if attempt.is_last else AGENT_STOP_S)
+        asked = state.requests
+        yield phase.value, min(until_s, asked.cancelled_s + AGENT_CANCEL_S) if asked.is_cancelled else until_s
         if not agents.is_ended and all(node in agents.gone for node in attempt.nodes):
             assert agents.gone_s is not None
             yield "the launcher of agents that have ended", agents.gone_s + LAUNCHER_S

@@ -124,7 +124,7 @@ class FlushLeader(Part):
         await asyncio.shield(self._finishing)
 
     async def _finish(self) -> None:
-        """Writes the newest step to all tiers that lack it, at the end of training: memory is freed with the job.
+        """Writes the newest step to all tiers that lack it, as memory is freed with the job.
 
         Nothing is written if some shards are not in the memory of the nodes where their ranks run.
         """

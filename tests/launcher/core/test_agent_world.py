@@ -11,8 +11,10 @@ from core_kit import Play, make_job
 from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.agent_world import LAUNCHER_S, LOSS_WINDOW_S, LOSSES_WITHIN_S, PATIENCE_S, RENEW_AFTER_S
+from launcher.core.attempt import SECONDARY_CAUSE_WINDOW_S
 from launcher.core.commands import Order, Purpose
 from launcher.core.state import RestartLimits
+from launcher.core.teardown import AGENT_CANCEL_S
 from launcher.history.status import status_of
 from launcher.history.view import describe
 
@@ -32,6 +34,14 @@ def lose_agents(play: Play, *nodes: str) -> None:
     number, generation = play.attempt.number, play.state.agents.generation
     for node in nodes or play.attempt.nodes:
         play.give(inputs.AgentLost(node=node, attempt=number, generation=generation, reason="gone"))
+
+
+def fail(play: Play, error: str) -> None:
+    """A worker ends with an exception, the same each time."""
+    lines = f'Traceback:\n  File "train.py", line 3\n{error}'
+    failure = inputs.WorkerFailure(node="n1", rank=0, exit_code=1, time_s=play.now_s, error=error, traceback=lines)
+    play.give(inputs.WorkersEnded(node="n1", attempt=play.attempt.number, ok=False, failures=(failure,)))
+    play.passes(SECONDARY_CAUSE_WINDOW_S)
 
 
 def rejoin(play: Play, generation: int) -> None:
@@ -236,6 +246,48 @@ def test_a_done_job_waits_for_its_agents_and_no_longer_than_allowed() -> None:
     play.passes(1.0)
     (problem,) = play.events("problem")
     assert "still at work 1800 s after training ended" in problem["what"] and play.orders(Order.KILL)
+
+
+def test_the_newest_step_of_a_cancelled_job_is_written_while_slurm_lets_it_live() -> None:
+    play = training()
+    play.commit(7)
+    play.silent = {do.Send}
+    play.give(inputs.CancelAsked())
+    assert play.orders(Order.FINISH_AGENT) and not play.orders(Order.KILL), "memory is freed with the processes"
+    play.passes(AGENT_CANCEL_S - 0.1)
+    assert not play.orders(Order.KILL)
+    play.passes(0.1)
+    assert play.orders(Order.KILL), "the rest of KillWait is for the end of the processes"
+
+
+def test_a_cancel_shortens_the_wait_for_the_last_writes() -> None:
+    play = training()
+    play.silent = {do.Send}
+    play.end_well(step=7)
+    play.passes(1000.0)
+    play.give(inputs.CancelAsked())
+    assert not play.orders(Order.KILL)
+    play.passes(AGENT_CANCEL_S)
+    assert play.orders(Order.KILL)
+
+
+def test_agents_that_cannot_write_together_are_not_waited_for_after_a_cancel() -> None:
+    play = training()
+    play.commit(7)
+    lose_agents(play)
+    play.give(inputs.CancelAsked())
+    assert play.orders(Order.KILL) and not play.orders(Order.FINISH_AGENT)
+
+
+def test_the_newest_step_is_written_before_a_fault_ends_the_job_and_not_before_a_restart() -> None:
+    play = training()
+    play.commit(7)
+    for is_last in (False, True):
+        fail(play, "ValueError: lr")
+        assert bool(play.orders(Order.FINISH_AGENT)) is is_last
+        if not is_last:
+            play.train()
+    assert play.end is not None and play.end.outcome == "user_error"
 
 
 def test_agents_that_nobody_launches_any_more_have_ended_when_each_node_says_so() -> None:
