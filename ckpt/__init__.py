@@ -7,7 +7,6 @@
     agent/         one process per node that seals, protects, flushes and restores
     redundancy/    copies and parity between nodes
     tiers/         the tiers below memory
-    epilog/        after a job's end: writes its newest step from the nodes' memory to lower tiers
     memory/        memory shared by workers and agent; format/: stored formats; native/: calls to C libraries
     convert/       export and import
     cli/           `holdfast ckpt`

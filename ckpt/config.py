@@ -97,11 +97,6 @@ class CheckpointConfig:
         return {name: tier for name in ("nvme", "shared", "s3") if (tier := getattr(self, name)) is not None}
 
     @property
-    def on_job_end(self) -> tuple[str, ...]:
-        """The tiers to which the epilog writes what a dead job has only in memory."""
-        return tuple(name for name, tier in self.lower.items() if getattr(tier, "on_job_end", False))
-
-    @property
     def slots(self) -> int:
         """The number of slots of a rank: `memory.keep`, plus one for each lower tier, whose flush may hold it."""
         return self.memory.keep + len(self.lower)

@@ -125,9 +125,6 @@ class SharedSection(TierSection):
         unit="targets",
         example=8,
     )
-    on_job_end: bool = _key(
-        "Whether Slurm's epilog writes a dead job's newest step from memory to this tier.", default=False, example=True
-    )
 
     def _has_targets(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.stripe_count == 0:
@@ -172,9 +169,6 @@ class S3Section(TierSection):
         pattern="^[0-9]{12}$",
         expected="an AWS account id of 12 digits, in quotes",
         example="123456789012",
-    )
-    on_job_end: bool = _key(
-        "Whether Slurm's epilog writes a dead job's newest step from memory to this tier.", default=False, example=True
     )
 
     def _has_an_owner_of_aws(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -78,12 +78,3 @@ class WorkerDeadlines:
     send_s: float = 30.0  # for the agent to take a message off its socket; a node's runner waits as long
     end_s: float = 30.0  # for agents that this process has started to end
     finish_s: float = 3600.0  # for them to write the newest step to the lower tiers before
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpilogDeadlines:
-    """Seconds of the epilog's flush. Nodes take turns where several could do the same."""
-
-    write_turn_s: float = 60.0  # after which the next holder writes a shard that the previous one has not written
-    commit_turn_s: float = 10.0  # after which the next node commits
-    last_words_s: float = 5.0  # beyond the time given: to log what did not come about

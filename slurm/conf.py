@@ -113,7 +113,6 @@ def _rules(directory: Path) -> Iterator[_Rule]:
     for parameter, name in HOOKS.items():
         yield _is_called(parameter, f"{directory / name}.sh")
     yield _runs_at_allocation
-    yield _runs_outside_the_job
     yield _has_word(
         "SchedulerParameters",
         "nohold_on_prolog_fail",
@@ -214,17 +213,6 @@ def _runs_at_allocation(found: _Found) -> Remark | None:
         "there would be noticed too late"
     )
     return _remark(now, "PrologFlags", ",".join([*_words(now), "Alloc"]), why, needed=True)
-
-
-def _runs_outside_the_job(found: _Found) -> Remark | None:
-    """Whether the epilog runs as one of the job's processes (sources of 25.05)."""
-    now = found.get("prologflags")
-    words = _words(now)
-    if "runinjob" not in (each.lower() for each in words):
-        return None
-    why = "with RunInJob Slurm may end with the job what brings a dead job's memory to its lower tiers (on_job_end)"
-    expected = ",".join(["Alloc" if each.lower() == "runinjob" else each for each in words])
-    return _remark(now, "PrologFlags", expected, why, needed=False)
 
 
 def _checks_in_turn(found: _Found) -> Remark | None:

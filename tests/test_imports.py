@@ -160,13 +160,6 @@ def test_nothing_that_starts_or_recovers_a_job_loads_what_validates_files() -> N
     assert done.stdout.strip() == "[]"
 
 
-def test_what_the_epilog_starts_needs_no_more_than_a_node_has() -> None:
-    """`lifecycle/on_create.sh` installs no torch, MPI or NumPy; the bucket's client is imported when one is used."""
-    code = "import sys, ckpt.epilog.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not {*HEAVY, "numpy", "boto3", "yaml", "typer"} & set(done.stdout.split())
-
-
 def test_modules_beside_the_tests_have_names_of_their_own() -> None:
     """pytest imports them by their bare names, unless they are in a package: the first of two would stand for both."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if not (path.parent / "__init__.py").exists()]

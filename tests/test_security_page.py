@@ -164,14 +164,6 @@ PROOFS = {
         ("16 MiB of another user's events", "test_the_events_of_another_user_are_read_up_to_a_size", "chown"),
         ("control sequences as text", "test_a_log_controls_no_terminal_but_may_have_colours", "x1b"),
     ],
-    "slurm/test_flush.py": [
-        (
-            "ends with it, also what it detached",
-            "test_what_it_detached_ends_with_it_though_nothing_in_it_names_the_job",
-            "assert",
-        ),
-        ("most 4 GiB and 512 processes", "test_it_has_the_limits_of_the_job_within_a_ceiling", "assert"),
-    ],
     "launcher/test_dashboard.py": [
         ("without the secret in its address", "test_without_the_secret_there_is_nothing", "404"),
         (
@@ -192,9 +184,6 @@ PROOFS = {
     "launcher/test_observer.py": [
         ("URL of a webhook", "test_a_notice_that_cannot_be_delivered_is_logged_without_the_secret", "S3CRET"),
         ("URL of a webhook", "test_no_server_and_no_url_are_said_without_the_secret", "assert"),
-    ],
-    "ckpt/test_job_end_programs.py": [
-        ("starts no program", "test_a_credential_process_is_not_started", "assert"),
     ],
 }
 

@@ -13,7 +13,6 @@ from ckpt.agent.process.launch import UNTIL_UNUSED
 from ckpt.agent.process.lifetime import MemoryDirectory, TerminatedLate, leave_within, yield_to_training
 from ckpt.agent.rpc.transport import MpiTransport, SoloTransport, Transport
 from ckpt.config import Place, config_from_env
-from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
 from ckpt.timeouts import AgentDeadlines
 
@@ -32,7 +31,6 @@ def main(*, forked: bool = False) -> int:
         form = f"%(asctime)s agent {place.node} %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
         memory = MemoryDirectory(place.ram_dir, deadlines.world_s)
-        leave_request(place, config, os.environ)
         transport: Transport = SoloTransport()
         if len(place.members) > 1:
             os.environ.update(mpi_settings(os.environ))

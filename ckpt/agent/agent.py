@@ -35,7 +35,6 @@ from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
 from ckpt.agent.tasks import Tasks
 from ckpt.config import CheckpointConfig, Place
-from ckpt.epilog.request import leave_request
 from ckpt.errors import CheckpointError
 from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
@@ -210,7 +209,6 @@ class Agent:
             try:
                 if not self._memory.is_there:
                     self._memory.make_again()
-                leave_request(self._place, self._config, os.environ)
                 if not self._board.is_there:
                     self._board.make_again()
                 await self._listener.listen()

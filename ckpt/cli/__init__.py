@@ -3,7 +3,7 @@
 app            the command, with ls and verify
 verbs          copy, gc, export, import
 bench          bench; the measurements are in benchmarks/ckpt_bench
-plan, rebuild  one verb each
+plan           the memory and storage that a job needs
 rollback       begins a line of descent after an older step
 inventory      the steps and shards under a path or URL
 output         error messages, exit codes, JSON and tables of all verbs

@@ -14,7 +14,6 @@ from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
 from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_table
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
-from ckpt.cli.rebuild import rebuild_lost
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.tiers.open import probe_bucket as probe_bucket
@@ -23,7 +22,7 @@ from ckpt.tiers.tier import Tier
 
 _PAGE = 100  # steps listed at once
 
-app = typer.Typer(help="Look at checkpoints, verify and rebuild them.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Look at checkpoints, verify and copy them.", no_args_is_help=True, rich_markup_mode=None)
 PathArgument = Annotated[
     str,
     typer.Argument(
@@ -172,6 +171,5 @@ def _age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-app.command("rebuild", short_help="Rebuild the lost shards of a step from copies and parity.")(rebuild_lost)
 register(app)  # the other verbs that write
 app.command("bench", short_help="Measure saves, loads and flushes on this machine.")(bench)

@@ -5,7 +5,6 @@ scheme           the schemes: full copies on the next nodes of the set; parity (
 stripes          the layout of parity: the bytes of each parity, and the bytes that rebuild a lost one
 parity_record    the record of a node's parity
 gf256            the arithmetic of parity
-offline_rebuild  rebuilds lost shards from the survivors' memory directories, without agents
 """
 
 from __future__ import annotations

@@ -114,12 +114,6 @@ def last_commit_s(entries: Iterable[CatalogEntry]) -> float:
     return max((entry.created_s for entry in entries), default=0.0)
 
 
-def directories_since(names: Iterable[str], save: SaveId) -> list[str]:
-    """The names of the directories of a save's step and of newer ones of its line, committed or not."""
-    matches = [match for match in map(_STEP.fullmatch, names) if match and int(match[1]) >= save.step]
-    return [match[0] for match in matches if match[3][9:] == save.line.id]
-
-
 def directory_name(save: SaveId) -> str:
     """The name of a save's directory.
 

@@ -168,14 +168,11 @@ class SharedTier(Tier):
     def _exists(self, path: str) -> bool:
         return (self.folder / path).exists()
 
-    def _files(self, directory: str) -> list[str]:
+    def _directories(self) -> list[str]:
         try:
-            return os.listdir(self.folder / directory)
+            return os.listdir(self.folder)
         except FileNotFoundError:
             return []
-
-    def _directories(self) -> list[str]:
-        return self._files("")
 
     def _make_directory(self, save: SaveId) -> None:
         """Makes a step's directory. Raises CorruptError if there is a symbolic link of that name."""

@@ -137,10 +137,6 @@ class S3Tier(Tier):
     def _exists(self, path: str) -> bool:
         return self._bucket.exists(self._key(path))
 
-    def _files(self, directory: str) -> list[str]:
-        inside = self._key(directory, "")
-        return [key.removeprefix(inside) for key in self._bucket.keys(inside)]
-
     def _make_directory(self, save: SaveId) -> None:
         """Does nothing: a bucket has no directories."""
 

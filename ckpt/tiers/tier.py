@@ -19,7 +19,6 @@ from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.tiers.catalog import (
     CatalogEntry,
     committed,
-    directories_since,
     directory_name,
     entries_of,
     line_ids,
@@ -98,27 +97,6 @@ class Tier(ABC):
     ) -> list[ShardPlace]:
         """Write one node's shards durably; returns their places."""
         return self._write(save, f"node-{node_rank:05d}.data", shards)
-
-    def write_rank(self, save: SaveId, record: ShardRecord, data: memoryview) -> ShardPlace:
-        """Write one rank's shard durably into its own file. Several nodes may write the same bytes."""
-        return self._write(save, f"rank-{record.rank:05d}.data", [(record, data)])[0]
-
-    def leave_note(self, save: SaveId, name: str, data: bytes) -> None:
-        """Write a small file into the step's directory, atomically and durably."""
-        self._make_directory(save)
-        self._put(f"{directory_name(save)}/{name}", data)
-
-    def notes(self, save: SaveId) -> list[str]:
-        """The names of all files of the step, including the manifest; empty if there is no such step."""
-        return self._files(directory_name(save))
-
-    def read_note(self, save: SaveId, name: str) -> bytes:
-        """Read the data of `leave_note`. Raises CorruptError if the file is too large or not a regular file."""
-        return self._get(f"{directory_name(save)}/{name}", MAX_BYTES)
-
-    def has_since(self, save: SaveId) -> bool:
-        """Whether this step or a newer one of its line is committed. Reads no manifest."""
-        return any(self._exists(f"{name}/{NAME}") for name in directories_since(self._directories(), save))
 
     def commit(self, save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> Manifest:
         """Write the manifest, which makes the step restorable.
@@ -238,10 +216,6 @@ class Tier(ABC):
     @abstractmethod
     def _exists(self, path: str) -> bool:
         """Whether the file exists."""
-
-    @abstractmethod
-    def _files(self, directory: str) -> list[str]:
-        """The names in a step's directory; empty if the directory does not exist."""
 
     @abstractmethod
     def _make_line(self, name: str) -> None:

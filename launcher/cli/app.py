@@ -106,7 +106,7 @@ app.command("usage", short_help="Show the node-hours of each account: own, and b
 app.command("supervise", short_help="Supervise a job inside a batch script.")(supervise)
 app.command("doctor", short_help="Check whether a job will run here.")(doctor)
 app.command("schema", short_help="Print the JSON Schema of a job file or of settings.")(schema)
-ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, rebuild, copy and plan checkpoints.")
+ckpt = typer.Typer(**GROUP, cls=_CheckpointVerbs, help="List, verify, copy and plan checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 node = typer.Typer(**GROUP, cls=_NodeVerbs, help="Check and provision this node; heal the cluster's nodes.")
 app.add_typer(node, name="node")

@@ -57,6 +57,6 @@ supervisor -> runner:
     kill {attempt}                           end the attempt's workers and agent now
     hold {attempt, generation}               the node no longer trains; its new agent serves the attempt of other nodes.
         End all older processes
-    leave {forget, clear_disk}               exit; forget: remove the memory directory, unless an epilog will flush it;
+    leave {forget, clear_disk}               exit; forget: remove the memory directory;
         clear_disk: remove the run's steps from the node's disk, because the run continues without the node
 """

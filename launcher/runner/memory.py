@@ -15,7 +15,6 @@ from launcher.errors import LauncherError
 
 MEMORY_ROOT = Path("/dev/shm")
 _ENDED = ".ended-"
-_REQUEST = "on_job_end.json"  # left by the checkpoint agent (ckpt/epilog/request.py)
 
 
 class MemoryDirError(LauncherError):
@@ -66,15 +65,6 @@ def is_looked_after(path: Path, env: Mapping[str, str]) -> bool:
     """
     looked_after = env.get("HOLDFAST_MEMORY_DIR")
     return looked_after is not None and path.is_relative_to(looked_after)
-
-
-def is_left_to_epilog(path: Path, env: Mapping[str, str]) -> bool:
-    """Whether the epilog writes the directory's shards to a lower tier after the job: configured, and hooks exist.
-
-    Args:
-        path, env: as for `is_looked_after`.
-    """
-    return is_looked_after(path, env) and (path / _REQUEST).exists()
 
 
 def remove_memory_dir(path: Path) -> None:

@@ -32,7 +32,6 @@ from launcher.runner.config import RunnerConfig
 from launcher.runner.memory import (
     MEMORY_ROOT,
     hold_memory_dir,
-    is_left_to_epilog,
     is_looked_after,
     remove_ended,
     remove_memory_dir,
@@ -265,9 +264,8 @@ class Runner:
         elif op == "leave":
             self._leaving = True
             await attempt.end()
-            ram_dir, is_booster = self._config.ram_dir, self._config.is_booster
-            if message["forget"] and (is_booster or not is_left_to_epilog(ram_dir, os.environ)):
-                remove_memory_dir(ram_dir)  # the run continues without the booster, and has its shards
+            if message["forget"]:
+                remove_memory_dir(self._config.ram_dir)
             if message["clear_disk"]:
                 await asyncio.to_thread(self._clear_disk)
         elif op == "hold":

@@ -35,12 +35,6 @@ class HookSite:
         **_SECONDS,
         example=600,
     )
-    flush_memory_s: float = key(
-        "Time limit of the flush of an ended job's memory (on_job_end); 0: no flush.",
-        default=_DEFAULT.flush_memory_s,
-        **_SECONDS,
-        example=300,
-    )
     verdict_age_s: float = key(
         "A verdict older than this keeps no job away.", default=_DEFAULT.verdict_age_s, **_SECONDS, example=3600
     )

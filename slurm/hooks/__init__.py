@@ -20,8 +20,6 @@ directories.py   makes and removes a job's directories, as its user
 ledger.py        which jobs have memory on this node, and until when
 removal.py       removes directory trees of any depth and size, in small pieces
 usage.py         which users' files fill the memory
-flush.py         writes an ended job's memory to its lower tiers, in a process of its user
-scope.py         the control group of that process; devices.py withholds devices from it (version 2)
 strays.py        kills processes that outlived their job
 incidents.py     records kernel messages about GPUs and EFA
 places.py        paths; how root reads and writes files

@@ -23,7 +23,7 @@ DRIVERS = ("/sys/module/nvidia", "/sys/module/efa")
 
 
 def see_off(hook: Hook, job: HookJob) -> list[int]:
-    """Kills the job's leftover processes, keeps its memory for a requeue, starts its flush, records kernel messages.
+    """Kills the job's leftover processes, keeps its memory for a requeue, records kernel messages.
 
     Returns:
         Its processes that cannot be killed.
@@ -38,13 +38,8 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
     if entry is None:
         return left
     if holds_memory(hook.places.memory, job):
-        keep_s, flush_s = hook.settings.keep_memory_s, hook.settings.flush_memory_s
+        keep_s = hook.settings.keep_memory_s
         ledger.end(entry, keep_s)
-        from slurm.hooks.flush import start_flush
-
-        if flush_s > 0 and start_flush(hook.places.memory, job, flush_s, hook.left_s / 2):
-            keep_s = max(keep_s, flush_s)
-            ledger.end(entry, keep_s)
         log.info("job %d: memory kept for %g s", job.job_id, keep_s)
     else:
         ledger.forget(entry)

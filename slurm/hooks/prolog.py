@@ -13,7 +13,6 @@ from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob
 from slurm.hooks.ledger import Ledger
 from slurm.hooks.log import log
 from slurm.hooks.places import write_of_root
-from slurm.hooks.scope import Scope
 from slurm.hooks.strays import kill_strays
 from slurm.hooks.usage import usage
 from slurm.hooks.verdict import read_verdict
@@ -50,7 +49,6 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
     ledger.begin(job, hook.left_s / 2)
     wrong = _prepare(hook, job) if job.uid != 0 else []
     if entry is not None and entry.keep_until_s is not None:
-        Scope(job).end(hook.left_s / 8)  # the job was requeued: ends a flush of its memory that still runs
         kill_strays(job, hook.left_s / 8)
     free_memory(hook, _FREE_S)
     if wrong:
@@ -126,7 +124,6 @@ def free_memory(hook: Hook, limit_s: float) -> None:
         if (held := ledger.due(entry)) is None:
             continue
         try:
-            Scope(entry.job).end(left_s / 8)  # a flush may still run
             kill_strays(entry.job, left_s / 8)
             if end_s - time.monotonic() < 0.75 * left_s:
                 log.info("job %d, uid %d: more processes than can be ended now", entry.job.job_id, entry.job.uid)

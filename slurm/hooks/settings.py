@@ -28,7 +28,6 @@ class HookSettings:
     Attributes:
         drain: whether a node that fails its checks is drained ("on"), or this is only logged ("off").
         keep_memory_s: time for which the memory of an ended job waits for its requeue, seconds.
-        flush_memory_s: time limit of the flush of an ended job's memory, seconds; 0: no flush.
         verdict_age_s: an older verdict keeps no job away, seconds.
         local_disk: mount point of the node's own disk; a directory for each user is made there. Empty: none.
         reboot: the administrator's program that reboots this node; empty: the init system's.
@@ -41,7 +40,6 @@ class HookSettings:
         *,
         drain: str = "off",
         keep_memory_s: float = 900.0,
-        flush_memory_s: float = 900.0,
         verdict_age_s: float = 21600.0,
         local_disk: str = "",
         reboot: str = "",
@@ -50,7 +48,6 @@ class HookSettings:
     ) -> None:
         self.drain = drain
         self.keep_memory_s = keep_memory_s
-        self.flush_memory_s = flush_memory_s
         self.verdict_age_s = verdict_age_s
         self.local_disk = local_disk
         self.reboot = reboot

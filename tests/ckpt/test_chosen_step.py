@@ -13,7 +13,7 @@ import pytest
 from agent_kit import LINE, NAMESPACE, RUN_ID, World, config, content, lose, run, save_id, until
 from trainer_kit import Node, checkpointer, settle
 
-from ckpt.epilog.scan import left_in
+from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.line import NOBODY
 from ckpt.tiers.nvme import NvmeTier
@@ -195,7 +195,10 @@ def test_a_save_after_a_chosen_step_begins_a_line_and_the_steps_of_the_other_one
             await world.monitors[0].event("line", step=saved_next, origin=20, newest=30, line=back.id)
             kept = [(saved_next, back), (20, LINE), (30, LINE)]
             await until(lambda: all([(s.step, s.line) for s in tier.steps()] == kept for tier in tiers))
-            assert set(left_in(tmp_path / "a", RUN_ID, NAMESPACE)) >= {save_id(30), save_id(saved_next, 1, back)}
+            memory = MemoryStore(tmp_path / "a", RUN_ID, NAMESPACE)
+            memory.scan()
+            held = {record.save for record in memory.shards().values()}
+            assert held >= {save_id(30), save_id(saved_next, 1, back)}
         for attempt in (2, 3):
             async with World(tmp_path, NODES, attempt, checkpoint) as world:
                 plan = await world.plan()

@@ -35,16 +35,6 @@ def test_a_full_section() -> None:
     assert config.shared is not None and (config.shared.path, config.shared.keep) == ("/fsx", 3)
 
 
-def test_tiers_that_all_nodes_see_may_ask_for_what_a_dead_job_leaves() -> None:
-    section = {"namespace": "gpt", "shared": {"path": "/fsx"}, "s3": {"url": "s3://bucket/x", "on_job_end": True}}
-    config = CheckpointConfig.from_mapping(section)
-    assert config.on_job_end == ("s3",)
-    with pytest.raises(ConfigError, match=r"shared.on_job_end: got 'yes', expected a valid boolean"):
-        CheckpointConfig.from_mapping(section | {"shared": {"path": "/fsx", "on_job_end": "yes"}})
-    with pytest.raises(ConfigError, match=r"nvme.on_job_end: unknown key"):
-        CheckpointConfig.from_mapping(section | {"nvme": {"path": "/nvme", "on_job_end": True}})
-
-
 def test_lower_tiers_nearest_first_each_with_a_slot_of_its_own() -> None:
     section = {
         "namespace": "gpt",

@@ -79,29 +79,6 @@ def test_shards_of_every_size_verify_and_give_any_of_their_blocks(
         assert data[span] == (expected[span] if block in wanted else bytes(len(expected[span])))
 
 
-def test_a_step_written_rank_by_rank_is_as_good_and_its_notes_are_for_all(place: Stored) -> None:
-    save, tier = save_id(3), place.tier
-    tier.begin(save)
-    assert not tier.has_since(save_id(0))
-    places = [tier.write_rank(save, *shard(save, rank)) for ranks in place.node_ranks for rank in ranks]
-    tier.write_rank(save, *shard(save, 1))  # by somebody else, once more
-    tier.leave_note(save, "who.n1", b"")
-    tier.leave_note(save, "what.json", b"1")
-    tier.leave_note(save, "what.json", b"2")
-    other = place.again("ns")
-    assert {"who.n1", "what.json", "rank-00001.data"} <= set(other.notes(save)) and NAME not in other.notes(save)
-    assert (other.read_note(save, "who.n1"), other.read_note(save, "what.json")) == (b"", b"2")
-    assert not other.has_since(save) and other.notes(save_id(4)) == []
-    with pytest.raises(FileNotFoundError):
-        other.read_note(save, "nothing")
-    tier.commit(save, WORLD, places)
-    assert [other.has_since(save_id(step)) for step in (2, 3, 4)] == [True, True, False] and NAME in other.notes(save)
-    for entry in other.read_manifest(save).shards:
-        verify(reader(other, save, entry), entry)
-    with pytest.raises(CheckpointError, match="committed there already"):
-        tier.write_rank(save, *shard(save, 1))
-
-
 def test_nothing_counts_before_its_manifest(place: Stored) -> None:
     place.commit(save_id(3))
     places = place.write(save_id(4))
@@ -199,9 +176,6 @@ def test_a_step_has_its_line_and_the_newest_line_comes_first(place: Stored) -> N
     expected = [(3, NEW), (2, NEW), (2, OLD), (1, OLD), (4, OLD)]
     assert [(save.step, save.line) for save in other.steps()] == expected
     assert other.read_manifest(save_id(4, line=OLD)).save.line == OLD
-    assert [other.has_since(save_id(step, line=OLD)) for step in (3, 4, 5)] == [True, True, False]
-    assert [other.has_since(save_id(step, line=NEW)) for step in (3, 4)] == [True, False]
-    assert not other.has_since(save_id(1)), "a line without an id is another one"
 
 
 def test_a_line_that_begins_is_known_to_others_before_its_first_save(place: Stored) -> None:
@@ -275,7 +249,6 @@ def test_steps_of_more_than_ten_digits_are_found_and_kept_by_their_number(place:
     for step in steps:
         place.commit(save_id(step))
     assert [save.step for save in place.again("ns").steps()] == steps[::-1]
-    assert place.tier.has_since(save_id(steps[-1]))
     assert len(place.tier.retain(1)) == 2
     assert place.tier.steps() == [save_id(steps[-1])]
 

@@ -414,7 +414,6 @@ class TestMemoryOfNodesWithoutRunners:
         return started
 
     def test_its_own_nodes_is_freed_without_slurm(self, spec: JobSpec, memory: Path, steps: list[list[str]]) -> None:
-        (memory / "on_job_end.json").touch()  # no hook is there to heed it
         asyncio.run(cluster(spec, Scontrol()).forget(["n1"]))
         assert not memory.exists() and not steps
 

@@ -87,7 +87,6 @@ def test_help_names_values_as_other_tools_do(words: list[str], capsys: pytest.Ca
         ("run", "[OPTIONS] JOB.yaml [-- ARGS...]"),
         ("submit", "[OPTIONS] [SBATCH OPTIONS] JOB.yaml [-- ARGS...]"),
         ("init", "[OPTIONS] [DIR]"),
-        ("ckpt rebuild", "[OPTIONS] DIR..."),
         ("ckpt import", "[OPTIONS] DCP_DIR PATH"),
         ("node env", "[OPTIONS] [LOG...]"),
     ],

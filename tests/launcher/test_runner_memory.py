@@ -11,7 +11,6 @@ from launcher.runner import memory
 from launcher.runner.memory import (
     MemoryDirError,
     hold_memory_dir,
-    is_left_to_epilog,
     make_memory_dir,
     memory_dir,
     remove_ended,
@@ -77,22 +76,6 @@ def test_removing_leaves_what_others_use(root: Path) -> None:
     assert list(memory_dir("run").iterdir()) == [memory_dir("run", "node1")]
     remove_memory_dir(memory_dir("run", "node1"))
     assert list(root.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("looked_after", "asked", "left"),
-    [("", True, True), ("..", True, True), ("", False, False), (None, True, False), ("other", True, False)],
-)
-def test_memory_is_left_to_the_epilog_only_where_that_comes_and_was_asked_to(
-    tmp_path: Path, looked_after: str | None, asked: bool, left: bool
-) -> None:
-    directory = tmp_path / "slurm-c-7"
-    directory.mkdir()
-    if asked:
-        (directory / "on_job_end.json").touch()
-    hooks = {None: {}, "..": {"HOLDFAST_MEMORY_DIR": str(tmp_path)}}
-    env = hooks.get(looked_after, {"HOLDFAST_MEMORY_DIR": str(directory / (looked_after or ""))})
-    assert is_left_to_epilog(directory, env) == left
 
 
 class TestEnded:

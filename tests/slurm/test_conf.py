@@ -80,11 +80,6 @@ def test_flags_that_do_not_imply_alloc_need_it_beside_them(flags: str) -> None:
     assert remark.needed and remark.expected == f"PrologFlags={flags},Alloc"
 
 
-def test_hooks_that_slurm_runs_within_the_job_are_advised_against() -> None:
-    remark = remarks_on("PrologFlags=RunInJob,X11\n")["PrologFlags"]
-    assert "on_job_end" in remark.why and remark.expected == "PrologFlags=Alloc,X11" and not remark.needed
-
-
 def test_timeouts_that_cost_hours_are_told() -> None:
     remarks = {r.parameter: r for r in lint("SlurmdTimeout=3600\nReturnToService=2\n")}
     assert remarks["SlurmdTimeout"].got == "3600" and remarks["SlurmdTimeout"].expected == "SlurmdTimeout=60"

@@ -380,7 +380,7 @@ def test_settings_of_the_hooks_are_compiled_after_a_change_and_only_if_they_are_
         ("check: deeep", "check: got 'deeep', expected one of prolog, quick"),
         ("drian: on", "drian: unknown key, did you mean drain?"),
         ("keep_memory_s: soon", "keep_memory_s: got 'soon', expected a number, at least 0"),
-        ("flush_memory_s: -1", "flush_memory_s: got -1, expected a number, at least 0"),
+        ("keep_memory_s: -1", "keep_memory_s: got -1, expected a number, at least 0"),
         ("local_disk: local", "local_disk: got 'local', expected an absolute path without spaces"),
         ("max_drained: some", "max_drained: got 'some'"),
         ("- drain", "got a list, expected keys and values"),
