@@ -91,6 +91,17 @@ def test_in_an_mpi_world_a_lost_node_is_rebuilt_from_its_partner(root):
         assert agents.process.wait(WAIT_S) == 0, agents.log()
 
 
+def test_an_agent_that_has_written_the_newest_step_serves_those_that_are_asked_later(root, tmp_path):
+    section = {"shared": {"path": str(tmp_path), "every_steps": 1000}}
+    with AgentProcesses(root, ["a", "b"], 0, section) as agents:
+        agents.save(10, 0)
+        agents.monitors[0].release()
+        until(lambda: list(tmp_path.glob("*/step-*/manifest.json")), "the last step in the shared directory")
+        agents.monitors[1].release()
+        assert agents.process.wait(WAIT_S) == 0, agents.log()
+        assert "agents are lost" not in agents.log() and "leaving" not in agents.log()
+
+
 @pytest.mark.parametrize(("redundancy", "lost"), [({"scheme": "xor"}, "c"), ({"scheme": "rs", "parity": 2}, "bd")])
 def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, redundancy, lost):
     """Shards of several pieces, so that the sums are pipelined over the wire."""

@@ -6,6 +6,7 @@ The tiers are independent. Each takes one save at a time, at its own cadence.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ckpt.sections import TierSection
 from ckpt.tiers.last_seen import remember
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.tier import Tier
+from ckpt.timeouts import within
 
 
 class FlushLeader(Part):
@@ -41,6 +43,8 @@ class FlushLeader(Part):
         self._lease = lease
         self._newest = newest
         self._finishing: asyncio.Future[None] | None = None
+        self._asking: set[int] = set()  # nodes whose agents end once the newest step is written
+        self._all_ask = asyncio.Event()
         self._sections: dict[str, TierSection] = context.config.lower
         self._clock = clock
         self._one_at_a_time: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -119,9 +123,15 @@ class FlushLeader(Part):
         await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
 
     async def _on_ask_finish(self, source: int) -> None:
+        """Answers all nodes together: an agent that has its answer ends, and node rank 0 serves the others' requests."""
+        self._asking.add(source)
+        if self._asking.issuperset(self._context.training):
+            self._all_ask.set()
         if self._finishing is None:
             self._finishing = asyncio.ensure_future(self._finish())
         await asyncio.shield(self._finishing)
+        with contextlib.suppress(asyncio.TimeoutError):  # a node whose runner is lost never asks
+            await within(self._deadlines.answer_s, self._all_ask.wait())
 
     async def _finish(self) -> None:
         """Writes the newest step to all tiers that lack it, as memory is freed with the job.
