@@ -123,7 +123,7 @@ class FlushLeader(Part):
         await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
 
     async def _on_ask_finish(self, source: int) -> None:
-        """Answers all nodes together: an agent that has its answer ends, and node rank 0 serves the others' requests."""
+        """Answers all nodes together: an agent that has its answer ends, and node rank 0 answers the others."""
         self._asking.add(source)
         if self._asking.issuperset(self._context.training):
             self._all_ask.set()
