@@ -110,13 +110,7 @@ def await_end(turn: Turn) -> bool:
     if world.gone_s is None:
         turn.set_agents(gone_s=turn.now_s)
         return False
-    return turn.now_s >= world.gone_s + LAUNCHER_S
-
-
-def end_due_s(turn: Turn) -> float | None:
-    """The time until which a launcher may report that all agents have ended; None while some have not."""
-    gone_s = turn.state.agents.gone_s
-    return None if gone_s is None else gone_s + LAUNCHER_S
+    return turn.due(world.gone_s + LAUNCHER_S)
 
 
 def on_restored(turn: Turn, given: Restored) -> None:
@@ -170,26 +164,18 @@ def advance(turn: Turn, *, is_training: bool) -> None:
         is_training: whether workers start or train. At the end of an attempt agents are not replaced.
     """
     world = turn.state.agents
-    if world.judge_s is not None and turn.now_s >= world.judge_s:
+    if turn.due(world.judge_s):
         turn.set_agents(judge_s=None)
         _judge(turn)
     if not is_training or turn.attempt.is_decisive:
         return
     world = turn.state.agents
-    if world.ask_s is not None and turn.now_s >= world.ask_s:
+    if turn.due(world.ask_s):
         turn.set_agents(ask_s=None)
         turn.do(AskUnusable(nodes=nodes(turn), purpose=Purpose.LATE_AGENTS, allocations=_allocations(turn)))
-    if world.due_s is not None and (turn.now_s >= world.due_s or is_stopping(turn.state.requests)):
+    if world.due_s is not None and (is_stopping(turn.state.requests) or turn.due(world.due_s)):
         turn.set_agents(due_s=None)
         _renew(turn)
-
-
-def next_s(turn: Turn, *, is_training: bool) -> list[float | None]:
-    """The times at which advance() has work."""
-    world = turn.state.agents
-    if not is_training or turn.attempt.is_decisive:
-        return [world.judge_s]
-    return [world.judge_s, world.ask_s, world.due_s]
 
 
 def ask_why_failed(turn: Turn) -> None:

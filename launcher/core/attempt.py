@@ -109,7 +109,7 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
         agent_world.put_unusable_out(turn, dict(given.unusable))
         if not turn.attempt.faults:  # meanwhile the job has released these nodes
             turn.set_attempt(faults=attempt.faults[:1])
-    _settle(turn)
+    _decide(turn)
 
 
 _NO_FILE = (
@@ -143,28 +143,6 @@ def advance(turn: Turn) -> None:
     is_explained = attempt.phase not in (*BEFORE_END, AttemptPhase.EXPLAINING)
     if attempt.faults and (is_explained or attempt.faults[0].kind != AGENT_LOST):
         turn.record_faults()
-
-
-def next_s(turn: Turn) -> list[float | None]:
-    """The times at which advance() has work."""
-    attempt, state = turn.attempt, turn.state
-    found = agent_world.next_s(turn, is_training=attempt.phase in AT_WORK)
-    if attempt.phase in AT_WORK:
-        found.append(_stop_deadline_s(turn))
-    if attempt.phase is AttemptPhase.TRAINING:
-        if _stop_deadline_s(turn) is None and not state.is_isolated:
-            found.append(state.hang.due_s(_hangs(turn), tells_steps=turn.state.history.tells_steps))
-    elif attempt.phase is AttemptPhase.RETURNING:
-        found.append(_return_deadline_s(turn, attempt.others_s))
-    elif attempt.phase is AttemptPhase.FINDING_CAUSE:
-        found.append(attempt.phase_s + _cause_window_s(attempt))
-    elif attempt.phase is AttemptPhase.KILLING:
-        found.append(teardown.confirm_deadline_s(turn))
-    elif (timeout_s := _TIMEOUT_S.get(attempt.phase)) is not None:
-        found.append(attempt.phase_s + timeout_s)
-    elif attempt.phase is AttemptPhase.RELEASING:
-        found += (teardown.release_until_s(turn), agent_world.end_due_s(turn))
-    return found
 
 
 def cannot_be_recorded(turn: Turn) -> bool:
@@ -306,21 +284,19 @@ def _explain(turn: Turn) -> None:
         turn.enter_phase(AttemptPhase.EXPLAINING)
         agent_world.ask_why_failed(turn)
     else:
-        _settle(turn)
+        _decide(turn)
 
 
 def _await_explanation(turn: Turn) -> None:
     """Waits for on_failed_agents_explained(), or until another cause is known."""
     if turn.state.requests.is_cancelled or turn.attempt.recorded:
-        _settle(turn)
-
-
-def _settle(turn: Turn) -> None:
-    """All workers have exited with 0, perhaps because of a SIGTERM that is not explained yet."""
-    turn.enter_phase(AttemptPhase.SETTLING)
+        _decide(turn)
 
 
 def _decide(turn: Turn) -> None:
+    """Decides the outcome, once the cause is known. All workers may have exited with 0 because of a SIGTERM that is
+    not explained yet."""
+    turn.record_faults()
     attempt, asked = turn.attempt, turn.state.requests
     if attempt.all_ended and asked.sigterm is Sigterm.ASKED:
         return
@@ -335,7 +311,7 @@ def _decide(turn: Turn) -> None:
         if attempt.all_ended:
             reason = "its workers were asked to stop by a supervisor that is gone"
             turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
-        turn.record_faults()
+            turn.record_faults()
     turn.set_attempt(outcome=outcome, is_last=teardown.is_last(turn, outcome))
     if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
@@ -376,16 +352,10 @@ _PHASES = {
     AttemptPhase.JUDGING: _judge,
     AttemptPhase.FINDING_CAUSE: _find_cause,
     AttemptPhase.EXPLAINING: _await_explanation,
-    AttemptPhase.SETTLING: _decide,
     AttemptPhase.RELEASING: teardown.release,
     AttemptPhase.KILLING: teardown.confirm_killed,
     AttemptPhase.LOOKING: _look,
     AttemptPhase.ENDED: _ended,
-}
-_TIMEOUT_S = {
-    AttemptPhase.RECORDING: FOLDER_TIMEOUT_S,
-    AttemptPhase.STARTING: START_TIMEOUT_S,
-    AttemptPhase.JUDGING: STACKS_TIMEOUT_S,
 }
 
 
@@ -406,8 +376,7 @@ def _is_over(turn: Turn) -> bool:
 
 
 def _is_stop_overdue(turn: Turn) -> bool:
-    deadline_s = _stop_deadline_s(turn)
-    return deadline_s is not None and turn.now_s >= deadline_s
+    return turn.due(_stop_deadline_s(turn))
 
 
 def _stop_deadline_s(turn: Turn) -> float | None:
@@ -440,17 +409,16 @@ def _blame_late_start(turn: Turn) -> None:
             turn.put_out(node, "torch not loaded within the start timeout")
 
 
-def _return_deadline_s(turn: Turn, others_s: float | None) -> float | None:
+def _return_deadline_s(turn: Turn) -> float | None:
     if turn.state.is_isolated:
         return None
-    deadline_s = turn.attempt.phase_s + RETURN_S
+    deadline_s, others_s = turn.attempt.phase_s + RETURN_S, turn.attempt.others_s
     return deadline_s if others_s is None else min(deadline_s, others_s + PREDECESSOR_S)
 
 
 def _is_return_over(turn: Turn) -> bool:
     """Whether runners that have not connected yet are not waited for."""
-    deadline_s = _return_deadline_s(turn, turn.attempt.others_s)
-    return turn.state.requests.is_cancelled or (deadline_s is not None and turn.now_s >= deadline_s)
+    return turn.state.requests.is_cancelled or turn.due(_return_deadline_s(turn))
 
 
 def _why_absent(turn: Turn, node: str) -> str:
@@ -463,7 +431,10 @@ def _cause_window_s(attempt: Attempt) -> float:
 
 
 def _stall(turn: Turn) -> Stall | None:
-    return turn.state.hang.check(turn.now_s, _hangs(turn), tells_steps=turn.state.history.tells_steps)
+    hang, hangs, tells_steps = turn.state.hang, _hangs(turn), turn.state.history.tells_steps
+    if not turn.due(hang.due_s(hangs, tells_steps=tells_steps)):
+        return None
+    return hang.check(turn.now_s, hangs, tells_steps=tells_steps)
 
 
 def _hangs(turn: Turn) -> int:

@@ -263,7 +263,7 @@ def advance(turn: Turn) -> None:
     attempt = state.attempt if _may_dismiss(turn) else None
     number = None if attempt is None else attempt.number
     tended = Tended(members=state.members, boosters=state.boosters, holders=state.holders, attempt=number)
-    is_due = any(at_s is not None and turn.now_s >= at_s for at_s in next_s(turn))
+    is_due = any([turn.due(at_s) for at_s in _times(turn)])  # all of them are waited for
     if not is_due and state.tended is not None and state.tended.is_same(tended):
         return
     used: frozenset[str] = frozenset()
@@ -272,7 +272,7 @@ def advance(turn: Turn) -> None:
     for booster in state.boosters:
         if booster.phase is BoosterPhase.LEAVING:
             _let_go(turn, booster, used)
-        elif (late_s := _late_s(turn, booster)) is not None and turn.now_s >= late_s:
+        elif turn.due(_late_s(turn, booster)):
             came = f"{len(booster.nodes)} of its {state.job.booster_nodes} runners came within {LATE_S:g} s"
             late = tuple(host for host in booster.hosts if host not in booster.nodes)
             leave(turn, booster.allocation, came)
@@ -282,7 +282,7 @@ def advance(turn: Turn) -> None:
     turn.set(tended=tended)
 
 
-def next_s(turn: Turn) -> list[float | None]:
+def _times(turn: Turn) -> list[float | None]:
     """The times at which advance() has work."""
     found = [_late_s(turn, booster) for booster in turn.state.boosters]
     if _may_dismiss(turn):

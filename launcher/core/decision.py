@@ -31,6 +31,7 @@ from launcher.core.replay import History, replay
 from launcher.core.state import AttemptPhase, JobFacts, Stage, State, TimeLimit
 from launcher.core.turn import Turn
 
+MOST_PASSES = 100  # of one decision, which needs about five
 PAUSE_S = 2.0  # a timer that is later than this: the process stood still, and what came meanwhile is not read yet
 
 
@@ -97,10 +98,13 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
 
 
 def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
-    """Advances the job until nothing changes, and sets the timer for the next deadline."""
-    before = None
+    """Advances the job until nothing changes. The timer is set for the earliest time that the last pass waits for."""
+    before, passes = None, 0
     while turn.state is not before and turn.state.stage is not Stage.ENDED:
-        before = turn.state
+        before, turn.next_s, passes = turn.state, None, passes + 1
+        if passes > MOST_PASSES:
+            ending.give_up(turn, f"no end of a decision after {MOST_PASSES} passes")
+            break
         requests.advance(turn)
         launch.give_up_late(turn)
         boosters.advance(turn)
@@ -109,24 +113,10 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
         nodes.call_the_roll(turn)
     if turn.state.stage is Stage.ENDED:
         return turn.state, tuple(turn.commands)
-    at_s = _next_s(turn)
-    if at_s != turn.state.timer_s:
-        turn.set(timer_s=at_s)
-        turn.do(SetTimer(at_s=at_s))
+    if turn.next_s != turn.state.timer_s:
+        turn.do(SetTimer(at_s=turn.next_s))
+        turn.set(timer_s=turn.next_s)
     return turn.state, tuple(turn.commands)
-
-
-def _next_s(turn: Turn) -> float | None:
-    state = turn.state
-    found = [state.deadline_s, state.again_s, state.launch.late_s, *requests.next_s(turn)]
-    if state.boosters:
-        found += boosters.next_s(turn)
-    if state.roll_call_s is not None and not state.is_isolated:
-        found.append(state.roll_call_s)
-    if state.stage is Stage.ATTEMPT:
-        found += resize.next_s(turn)
-        found += attempt.next_s(turn)
-    return min([at_s for at_s in found if at_s is not None], default=None)
 
 
 def _on_unusable(turn: Turn, given: given_.UnusableAnswered) -> None:

@@ -65,10 +65,9 @@ def finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False
 
 def closing(turn: Turn) -> None:
     state = turn.state
-    is_late = state.deadline_s is not None and turn.now_s >= state.deadline_s
-    if is_late or (state.again_s is not None and requests.is_asked(state.requests)):
+    if turn.due(state.deadline_s) or (state.again_s is not None and requests.is_asked(state.requests)):
         close(turn)
-    elif state.again_s is not None and turn.now_s >= state.again_s:
+    elif turn.due(state.again_s):
         turn.set(again_s=None)
         turn.do(ProbeFolder(attempt=None))
 
@@ -96,6 +95,17 @@ def requeueing(turn: Turn) -> None:
         reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again"
         turn.set(ending=(outcome, reason))
         _end_job(turn)
+
+
+def give_up(turn: Turn, why: str) -> None:
+    """Ends the job because this program is wrong, with the state for those who mend it."""
+    state = turn.state
+    phase = f", attempt {state.attempt.number} {state.attempt.phase.value}" if state.attempt is not None else ""
+    where = f"stage {state.stage.value}{phase}, {state.requests}, {state.agents}"
+    turn.record("problem", what=why, detail=where)
+    turn.set(ending=("internal", f"{why} in stage {state.stage.value}{phase}: a defect of Holdfast; report it"))
+    turn.set(wants_requeue=False)
+    _end_job(turn)
 
 
 def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:

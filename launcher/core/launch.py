@@ -102,8 +102,7 @@ def end(turn: Turn) -> None:
 
 def give_up_late(turn: Turn) -> None:
     """Puts out the nodes whose runners have not connected within LATE_S."""
-    late_s = turn.state.launch.late_s
-    if late_s is None or turn.now_s < late_s:
+    if not turn.due(turn.state.launch.late_s):
         return
     turn.set_launch(late_s=None)
     for node in joining(turn):

@@ -186,7 +186,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
 def call_the_roll(turn: Turn) -> None:
     """Gives up runners that have not come back after a take-over, unless this node may be the one that is cut off."""
     state = turn.state
-    if state.roll_call_s is None or turn.now_s < state.roll_call_s or state.is_isolated:
+    if state.is_isolated or not turn.due(state.roll_call_s):
         return
     turn.set(roll_call_s=None)
     late = f"its runner did not come back, and no other did for {attempt.RETURN_S:g} s"

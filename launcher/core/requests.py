@@ -196,16 +196,9 @@ def advance(turn: Turn) -> None:
     if requests.is_halt_pending and _is_halt_due(turn):
         turn.set_requests(is_halt_pending=False)
         ask_stop(turn, HALT)
-    if limit.ask_s is not None and turn.now_s >= limit.ask_s:
+    if turn.due(limit.ask_s):
         turn.set(time_limit=replace(limit, ask_s=None))
         turn.do(AskTimeLeft())
-
-
-def next_s(turn: Turn) -> list[float | None]:
-    """The times at which advance() has work."""
-    requests, limit = turn.state.requests, turn.state.time_limit
-    due = requests.halt_s if requests.is_halt_pending and turn.now_s < requests.halt_s else None
-    return [due, limit.ask_s]
 
 
 def on_time_warned(turn: Turn, given: TimeWarned) -> None:
@@ -256,4 +249,4 @@ def _watch(turn: Turn, limit: TimeLimit, *, is_near: bool, wait_s: float) -> Non
 
 def _is_halt_due(turn: Turn) -> bool:
     requests = turn.state.requests
-    return (turn.state.step or 0) >= requests.halt_step and turn.now_s >= requests.halt_s
+    return (turn.state.step or 0) >= requests.halt_step and turn.due(requests.halt_s)

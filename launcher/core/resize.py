@@ -70,25 +70,6 @@ def advance(turn: Turn) -> None:
         _settle(turn)
 
 
-def next_s(turn: Turn) -> list[float | None]:
-    """The times at which advance() has work."""
-    state = turn.state
-    attempt = state.attempt
-    if attempt is None or state.stage is not Stage.ATTEMPT or not (_is_elastic(turn) or state.holders):
-        return []
-    if attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive or may_be_asked(state.requests):
-        return []
-    found: list[float | None] = [_release_s(turn)] if state.holders else []
-    if not _is_elastic(turn):
-        return found
-    if not state.asking.is_asked and _missing(turn) > 0:
-        found.append(state.asking.ask_s)
-    since_s = state.resize.since_s
-    if since_s is not None and state.requests.stop is None and _may_grow(turn):
-        found.append(since_s + state.job.elastic.scaling_timeout_s)
-    return found
-
-
 def _is_elastic(turn: Turn) -> bool:
     state = turn.state
     return state.job.most_boosters > 0 or state.history.scale is not None
@@ -101,7 +82,7 @@ def _tend_boosters(turn: Turn) -> None:
     missing = _missing(turn)
     if missing < 0:
         _give_back(turn, -missing)
-    elif missing and not turn.state.asking.is_asked and turn.now_s >= turn.state.asking.ask_s:
+    elif missing and not turn.state.asking.is_asked and turn.due(turn.state.asking.ask_s):
         job = turn.state.job
         turn.set(asking=replace(turn.state.asking, is_asked=True))
         out = (node for node, _ in turn.state.history.out.items())
@@ -180,7 +161,7 @@ def _settle(turn: Turn) -> None:
             turn.set(resize=Resize())
     elif state.resize.since_s is None or state.resize.seen != seen:
         turn.set(resize=Resize(seen=seen, since_s=turn.now_s))
-    elif turn.now_s >= state.resize.since_s + state.job.elastic.scaling_timeout_s and _may_grow(turn):
+    elif _may_grow(turn) and turn.due(state.resize.since_s + state.job.elastic.scaling_timeout_s):
         _ask(turn, "more nodes are there", to=size)
 
 
@@ -211,8 +192,7 @@ def _release(turn: Turn) -> None:
     state, attempt = turn.state, turn.attempt
     if not state.holders or state.requests.stop is not None or not agent_world.is_whole(turn):
         return
-    release_s = _release_s(turn)
-    if attempt.committed_step > 0 or (release_s is not None and turn.now_s >= release_s):
+    if attempt.committed_step > 0 or turn.due(_release_s(turn)):
         generation = state.agents.generation + 1
         turn.record("holders_released", attempt=attempt.number, generation=generation, nodes=list(state.holders))
         turn.set(holders=())

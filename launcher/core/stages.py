@@ -106,9 +106,9 @@ def probing(turn: Turn) -> None:
     state = turn.state
     if _ends_as_asked(turn):
         return
-    if state.deadline_s is not None and turn.now_s >= state.deadline_s:
+    if turn.due(state.deadline_s):
         _give_up_folder(turn, state.blocked or "no answer")
-    elif state.again_s is not None and turn.now_s >= state.again_s:
+    elif turn.due(state.again_s):
         turn.set(again_s=None)
         turn.do(ProbeFolder(attempt=state.history.next_attempt))
 
@@ -131,7 +131,7 @@ def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
         ending.close(turn)
     else:
         turn.set(full_s=None, blocked="")
-        turn.enter(Stage.GATHERING, timeout_s=NODE_START_TIMEOUT_S)
+        turn.enter(Stage.GATHERING)
 
 
 def gathering(turn: Turn) -> None:
@@ -144,45 +144,25 @@ def gathering(turn: Turn) -> None:
     launch.advance(turn)
     state = turn.state
     members, job = state.members, state.job
-    is_full = members.usable >= job.base_size
     if members.joining_count and members.usable + members.joining_count >= job.sizes[-1]:
-        full_s: float | None = None
-        until_s = state.stage_s + NODE_START_TIMEOUT_S
-        if is_full:
-            full_s = turn.now_s if state.full_s is None else state.full_s
-            until_s = full_s + _grace_s(turn)
-        deadline_s = until_s if turn.now_s < until_s else None
-        if (full_s, deadline_s) != (state.full_s, state.deadline_s):
-            turn.set(full_s=full_s, deadline_s=deadline_s)
-        if deadline_s is not None:
-            _set_again(turn, None)
+        is_full = members.usable >= job.base_size
+        if is_full is (state.full_s is None):
+            turn.set(full_s=turn.now_s if is_full else None)
+        full_s = turn.state.full_s
+        until_s = state.stage_s + NODE_START_TIMEOUT_S if full_s is None else full_s + _grace_s(turn)
+        if not turn.due(until_s):
             return
         if not is_full:
             for node in launch.joining(turn):
                 late = f"its runner did not report within {NODE_START_TIMEOUT_S:g} s; see log/runner-{node}.log"
                 turn.put_out(node, late)
-    if turn.state.deadline_s is not None:
-        turn.set(deadline_s=None)
     if turn.state.requests.sigterm is Sigterm.ASKED:
-        _set_again(turn, None)
         return
     until_s = state.stage_s + job.elastic.faulty_scale_down_timeout_s
     if turn.now_s >= until_s or not resize.awaits_booster(turn):
         until_s = turn.now_s
-    if _is_due(turn, max(until_s, _return_until_s(turn))):
+    if turn.due(max(until_s, _return_until_s(turn))):
         _begin_attempt(turn)
-
-
-def _is_due(turn: Turn, at_s: float) -> bool:
-    """Whether a time has come. If not, the timer is set for it."""
-    is_due = turn.now_s >= at_s
-    _set_again(turn, None if is_due else at_s)
-    return is_due
-
-
-def _set_again(turn: Turn, at_s: float | None) -> None:
-    if turn.state.again_s != at_s:
-        turn.set(again_s=at_s)
 
 
 def _return_until_s(turn: Turn) -> float:
@@ -298,7 +278,6 @@ def deciding(turn: Turn) -> None:
     """Waits while a SIGTERM is not explained, because the job may have to end."""
     state = turn.state
     if state.requests.sigterm is Sigterm.ASKED or state.fault is None:
-        _set_again(turn, None)
         return
     if _ends_as_asked(turn):
         return
@@ -317,7 +296,7 @@ def _awaits_losses(turn: Turn) -> bool:
     suffice = members.usable + members.joining_count >= state.job.sizes[-1]
     if state.lost_s is None or suffice or not _has_base(turn):
         return False
-    return not _is_due(turn, state.lost_s + LOSSES_S)
+    return not turn.due(state.lost_s + LOSSES_S)
 
 
 def _has_base(turn: Turn) -> bool:
@@ -330,10 +309,10 @@ def scheduler(turn: Turn) -> None:
     state = turn.state
     if _ends_as_asked(turn):
         return
-    if state.deadline_s is not None and turn.now_s >= state.deadline_s:
+    if turn.due(state.deadline_s):
         why = f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {state.blocked or 'no answer'}"
         ending.finish(turn, "internal", f"{why}; submit the job again")
-    elif state.again_s is not None and turn.now_s >= state.again_s:
+    elif turn.due(state.again_s):
         turn.set(again_s=None)
         if state.blocked:
             _ask_scheduler(turn)
@@ -391,6 +370,5 @@ def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> 
 
 
 def backing_off(turn: Turn) -> None:
-    deadline_s = turn.state.deadline_s
-    if not _ends_as_asked(turn) and deadline_s is not None and turn.now_s >= deadline_s:
+    if not _ends_as_asked(turn) and turn.due(turn.state.deadline_s):
         probe(turn)

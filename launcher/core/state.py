@@ -217,7 +217,6 @@ class AttemptPhase(Enum):
     JUDGING = "judging"  # the workers make no progress, and their stacks are taken
     FINDING_CAUSE = "finding_cause"  # a worker has failed, perhaps because of another fault
     EXPLAINING = "explaining"  # no agents came up: nodes or the scheduler are at fault
-    SETTLING = "settling"  # all have ended with 0, but a SIGTERM is not explained yet
     RELEASING = "releasing"  # the agents finish their work
     KILLING = "killing"  # until every node has reported that no process of the attempt is left
     LOOKING = "looking"  # for newer files of the script's own checkpoints

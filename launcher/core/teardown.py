@@ -28,7 +28,7 @@ def release(turn: Turn) -> None:
     attempt = turn.attempt
     if agent_world.await_end(turn):
         kill(turn)
-    elif turn.now_s >= release_until_s(turn):
+    elif turn.due(_release_until_s(turn)):
         what = f"checkpoint agents still at work {turn.now_s - attempt.phase_s:.0f} s after training ended were killed"
         turn.record("problem", attempt=attempt.number, what=what)
         kill(turn)
@@ -45,8 +45,7 @@ def kill(turn: Turn) -> None:
 
 def confirm_killed(turn: Turn) -> None:
     """Puts out nodes that do not confirm."""
-    attempt, deadline_s = turn.attempt, confirm_deadline_s(turn)
-    is_late = deadline_s is not None and turn.now_s >= deadline_s
+    attempt, is_late = turn.attempt, turn.due(_confirm_deadline_s(turn))
     if len(attempt.killed) + len(attempt.lost) < len(attempt.nodes) and not is_late:
         return
     left = [node for node in attempt.nodes if node not in attempt.killed and node not in attempt.lost]
@@ -63,7 +62,7 @@ def confirm_killed(turn: Turn) -> None:
         turn.enter_phase(AttemptPhase.ENDED)
 
 
-def confirm_deadline_s(turn: Turn) -> float | None:
+def _confirm_deadline_s(turn: Turn) -> float | None:
     """The deadline for nodes to confirm; None while most are silent, because this node may be cut off itself."""
     state = turn.state
     if state.is_isolated:
@@ -81,7 +80,7 @@ def _report_unsaved_stop(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=what)
 
 
-def release_until_s(turn: Turn) -> float:
+def _release_until_s(turn: Turn) -> float:
     """The time until which the agents may write after training."""
     attempt, asked = turn.attempt, turn.state.requests
     until_s = attempt.phase_s + (AGENT_FLUSH_S if attempt.is_last else AGENT_STOP_S)

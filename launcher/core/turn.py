@@ -19,14 +19,16 @@ class Turn:
         state: the state; replaced by each change.
         now_s: the time of the input.
         commands: the commands for the driver, in order.
+        next_s: the earliest time that was asked for in this pass and has not come; None: no time was.
     """
 
-    __slots__ = ("commands", "now_s", "state")
+    __slots__ = ("commands", "next_s", "now_s", "state")
 
     def __init__(self, state: State, now_s: float) -> None:
         self.state = state
         self.now_s = now_s
         self.commands: list[Command] = []
+        self.next_s: float | None = None
 
     def do(self, command: Command) -> None:
         self.commands.append(command)
@@ -55,9 +57,21 @@ class Turn:
         """Begins a phase of the attempt."""
         self.set_attempt(phase=phase, phase_s=self.now_s)
 
+    def due(self, at_s: float | None) -> bool:
+        """Whether a time has come. If not, the job is advanced again at that time.
+
+        Args:
+            at_s: None: it never comes.
+        """
+        if at_s is None or self.now_s >= at_s:
+            return at_s is not None
+        if self.next_s is None or at_s < self.next_s:
+            self.next_s = at_s
+        return False
+
     def has_passed(self, seconds: float) -> bool:
-        """Whether the attempt's phase has lasted this long."""
-        return self.now_s >= self.attempt.phase_s + seconds
+        """Whether the attempt's phase has lasted this long. As `due`."""
+        return self.due(self.attempt.phase_s + seconds)
 
     def set_agents(self, **changes: Any) -> None:
         self.state = replace(self.state, agents=replace(self.state.agents, **changes))

@@ -131,7 +131,6 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.JUDGING: 12.5,
     AttemptPhase.FINDING_CAUSE: 0.6,
     AttemptPhase.EXPLAINING: 1.0,
-    AttemptPhase.SETTLING: 0.5,
     AttemptPhase.RELEASING: 30.0,  # agents may be coming up
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
     AttemptPhase.LOOKING: 0.5,
