@@ -7,6 +7,7 @@ from rpds import HashTrieSet
 from launcher.core import boosters
 from launcher.core.commands import AdoptAgents, AskUnusable, KillAgents, Order, Purpose, Send, StartAgents
 from launcher.core.faults import AGENT_LOST, PREEMPTED, Fault
+from launcher.core.frozen import replace
 from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
 from launcher.core.replay import Running
 from launcher.core.requests import is_stopping
@@ -22,7 +23,7 @@ LAUNCHER_S = 5.0  # after the end of all agents; srun never ends if the slurmste
 
 def start(turn: Turn) -> None:
     """Starts the attempt's first agents."""
-    turn.set(agents=AgentWorld(has_launcher=True, ask_s=turn.now_s + PATIENCE_S))
+    turn.state = replace(turn.state, agents=AgentWorld(has_launcher=True, ask_s=turn.now_s + PATIENCE_S))
     _launch(turn, generation=0)
 
 
@@ -46,7 +47,7 @@ def is_whole(turn: Turn) -> bool:
 
 def release(turn: Turn) -> None:
     """Starts the next generation of agents, without holders."""
-    turn.set_agents(lost_s=turn.now_s, makes_way=True)
+    turn.agents = replace(turn.agents, lost_s=turn.now_s, makes_way=True)
     _renew(turn)
 
 
@@ -57,7 +58,7 @@ def adopt(turn: Turn, running: Running) -> None:
         back=running.back,
         lost_s=turn.now_s if running.agents_lost else None,
     )
-    turn.set(agents=world)
+    turn.state = replace(turn.state, agents=world)
     turn.do(AdoptAgents(attempt=running.number, generation=running.generation))
     if running.agents_lost:  # that supervisor may have started the next generation; the new one is later
         reason = "none had come up in their place when the supervisor was taken over"
@@ -70,7 +71,7 @@ def on_ended(turn: Turn, given: AgentsEnded) -> None:
     world = turn.state.agents
     if given.generation != world.generation:
         return
-    turn.set_agents(is_ended=True)
+    turn.agents = replace(turn.agents, is_ended=True)
     if given.reason and not turn.attempt.restored:
         _fault(turn, None, f"checkpoint agents not started: {given.reason}")
     else:
@@ -82,7 +83,7 @@ def on_lost(turn: Turn, given: AgentLost) -> None:
     """A node's agent has ended before it was released."""
     world = turn.state.agents
     if given.generation == world.generation:
-        turn.set_agents(makes_way=False, gone=world.gone.insert(given.node))
+        turn.agents = replace(turn.agents, makes_way=False, gone=world.gone.insert(given.node))
         _judge_later(turn, given.node, given.reason)
 
 
@@ -95,7 +96,7 @@ def on_let_go(turn: Turn) -> None:
 
 def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
     """A node's agent has ended after it was released."""
-    turn.set_agents(gone=turn.state.agents.gone.insert(given.node))
+    turn.agents = replace(turn.agents, gone=turn.state.agents.gone.insert(given.node))
 
 
 def await_end(turn: Turn) -> bool:
@@ -108,15 +109,15 @@ def await_end(turn: Turn) -> bool:
     if not world.has_launcher:
         return True
     if world.gone_s is None:
-        turn.set_agents(gone_s=turn.now_s)
+        turn.agents = replace(turn.agents, gone_s=turn.now_s)
         return False
     return turn.due(world.gone_s + LAUNCHER_S)
 
 
 def on_restored(turn: Turn, given: Restored) -> None:
     if not turn.attempt.restored:
-        turn.set_attempt(restored=True)
-        turn.set_agents(ask_s=None)
+        turn.attempt = replace(turn.attempt, restored=True)
+        turn.agents = replace(turn.agents, ask_s=None)
         turn.record("restore", attempt=given.attempt, **given.fields)
 
 
@@ -127,7 +128,7 @@ def on_rejoined(turn: Turn, given: AgentsRejoined) -> None:
         return  # already reported, or lost again
     seconds = round(turn.now_s - (world.lost_s if world.lost_s is not None else turn.now_s), 3)
     due_s = world.due_s if world.is_judged else None  # agents of the earlier supervisor are up after all
-    turn.set_agents(back=given.generation, lost_s=None, makes_way=False, due_s=due_s)
+    turn.agents = replace(turn.agents, back=given.generation, lost_s=None, makes_way=False, due_s=due_s)
     turn.record("agents_back", attempt=given.attempt, step=given.step, seconds=seconds, generation=given.generation)
 
 
@@ -146,7 +147,7 @@ def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
         leaves = boosters.is_leaving(turn, node)
         kind = PREEMPTED if leaves else AGENT_LOST
         if node not in turn.state.holders:
-            turn.set_attempt(lost=attempt.lost.insert(node))
+            turn.attempt = replace(turn.attempt, lost=attempt.lost.insert(node))
         turn.add_fault(Fault(kind=kind, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
         turn.record_faults()
         if leaves:
@@ -165,16 +166,16 @@ def advance(turn: Turn, *, is_training: bool) -> None:
     """
     world = turn.state.agents
     if turn.due(world.judge_s):
-        turn.set_agents(judge_s=None)
+        turn.agents = replace(turn.agents, judge_s=None)
         _judge(turn)
     if not is_training or turn.attempt.is_decisive:
         return
     world = turn.state.agents
     if turn.due(world.ask_s):
-        turn.set_agents(ask_s=None)
+        turn.agents = replace(turn.agents, ask_s=None)
         turn.do(AskUnusable(nodes=nodes(turn), purpose=Purpose.LATE_AGENTS, allocations=_allocations(turn)))
     if world.due_s is not None and (is_stopping(turn.state.requests) or turn.due(world.due_s)):
-        turn.set_agents(due_s=None)
+        turn.agents = replace(turn.agents, due_s=None)
         _renew(turn)
 
 
@@ -186,7 +187,7 @@ def ask_why_failed(turn: Turn) -> None:
 def _judge_later(turn: Turn, node: str | None, reason: str) -> None:
     world = turn.state.agents
     if not world.is_judged and world.judge_s is None:
-        turn.set_agents(judge_s=turn.now_s + LOSS_WINDOW_S, loss=(node, reason))
+        turn.agents = replace(turn.agents, judge_s=turn.now_s + LOSS_WINDOW_S, loss=(node, reason))
 
 
 def _judge(turn: Turn) -> None:
@@ -197,12 +198,12 @@ def _judge(turn: Turn) -> None:
     attempt, world = turn.attempt, turn.state.agents
     if attempt.is_decisive or world.is_judged or turn.state.requests.is_cancelled:
         return
-    turn.set_agents(is_judged=True)
+    turn.agents = replace(turn.agents, is_judged=True)
     node, reason = world.loss
     if not attempt.restored:
         _fault(turn, node, f"{reason} (see {log_path(turn, attempt)})")
         return
-    turn.set_agents(lost_s=world.lost_s if world.lost_s is not None else turn.now_s)
+    turn.agents = replace(turn.agents, lost_s=world.lost_s if world.lost_s is not None else turn.now_s)
     turn.record("agents_lost", attempt=attempt.number, node=node, generation=world.generation, reason=reason)
     _plan(turn)
 
@@ -211,9 +212,9 @@ def _plan(turn: Turn) -> None:
     """Schedules new agents. Each repeated loss delays them; after too many losses there are none."""
     world = turn.state.agents
     losses_s = (*(at_s for at_s in world.losses_s if turn.now_s - at_s <= LOSSES_WITHIN_S), turn.now_s)
-    turn.set_agents(losses_s=losses_s)
+    turn.agents = replace(turn.agents, losses_s=losses_s)
     if len(losses_s) <= len(RENEW_AFTER_S):
-        turn.set_agents(due_s=turn.now_s + RENEW_AFTER_S[len(losses_s) - 1])
+        turn.agents = replace(turn.agents, due_s=turn.now_s + RENEW_AFTER_S[len(losses_s) - 1])
         return
     what = "checkpoint agents are lost again and again: nothing is saved until the next attempt"
     detail = f"see {log_path(turn, turn.attempt)}"
@@ -225,8 +226,10 @@ def _renew(turn: Turn) -> None:
     """Ends the rest of the lost world, and starts another one."""
     attempt, generation = turn.attempt, turn.state.agents.generation + 1
     turn.do(KillAgents())
-    turn.set_agents(generation=generation, has_launcher=True, is_ended=False, gone=HashTrieSet(), gone_s=None)
-    turn.set_agents(is_judged=False, judge_s=None)
+    turn.agents = replace(
+        turn.agents, generation=generation, has_launcher=True, is_ended=False, gone=HashTrieSet(), gone_s=None
+    )
+    turn.agents = replace(turn.agents, is_judged=False, judge_s=None)
     turn.do(Send(nodes=nodes(turn), order=Order.RENEW_AGENT, attempt=attempt.number, generation=generation))
     _launch(turn, generation=generation)
 

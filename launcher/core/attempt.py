@@ -20,6 +20,7 @@ from launcher.core.faults import (
     Fault,
     root_cause,
 )
+from launcher.core.frozen import replace
 from launcher.core.hang import Stall, suspect
 from launcher.core.inputs import (
     EventsWritten,
@@ -49,10 +50,12 @@ BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK, AttemptP
 def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
     """Begins an attempt. Nothing is started before its start is recorded on disk."""
     number = turn.state.history.next_attempt
-    turn.set(attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s), agents=AgentWorld())
+    turn.state = replace(
+        turn.state, attempt=Attempt(number=number, nodes=nodes, begun_s=turn.now_s), agents=AgentWorld()
+    )
     turn.enter_phase(AttemptPhase.RECORDING)
     for node in nodes:
-        turn.set_member(node, phase=Phase.TRAINING)
+        turn.put_member(node, replace(turn.member(node), phase=Phase.TRAINING))
     holders = list(turn.state.holders) or None
     turn.record("attempt_start", attempt=number, nodes=list(nodes), spares=spares, rung=rung, holders=holders)
     turn.settle()
@@ -73,7 +76,7 @@ def resume(turn: Turn, running: Running) -> None:
         committed_step=max(running.committed.values(), default=0),
         step=max(running.committed.values(), default=None),
     )
-    turn.set(attempt=attempt)
+    turn.state = replace(turn.state, attempt=attempt)
     if turn.state.job.has_checkpoint:
         agent_world.adopt(turn, running)
 
@@ -103,12 +106,14 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
         return
     if given.error is not None:
         reason = f"the scheduler does not answer, so no checkpoint agent starts; the job waits for it: {given.error}"
-        turn.set_attempt(faults=(Fault(kind=SCHEDULER_LOST, node=None, reason=reason), *attempt.faults[1:]))
+        turn.attempt = replace(
+            turn.attempt, faults=(Fault(kind=SCHEDULER_LOST, node=None, reason=reason), *attempt.faults[1:])
+        )
     elif given.unusable:
-        turn.set_attempt(faults=attempt.faults[1:])
+        turn.attempt = replace(turn.attempt, faults=attempt.faults[1:])
         agent_world.put_unusable_out(turn, dict(given.unusable))
         if not turn.attempt.faults:  # meanwhile the job has released these nodes
-            turn.set_attempt(faults=attempt.faults[:1])
+            turn.attempt = replace(turn.attempt, faults=attempt.faults[:1])
     _decide(turn)
 
 
@@ -175,18 +180,18 @@ def _return(turn: Turn) -> None:
     ]
     if missing:
         if attempt.others_s is None and set(missing) <= {state.job.predecessor}:
-            turn.set_attempt(others_s=turn.now_s)
+            turn.attempt = replace(turn.attempt, others_s=turn.now_s)
         if not _is_return_over(turn):
             return
     gone = [node for node in attempt.nodes if node not in attempt.returned and node not in attempt.lost]
     absent = {node: _why_absent(turn, node) for node in gone}
     for node, reason in absent.items():
-        turn.set_attempt(lost=turn.attempt.lost.insert(node))
+        turn.attempt = replace(turn.attempt, lost=turn.attempt.lost.insert(node))
         turn.add_fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
     turn.record_faults()
     miss(turn, absent)
     turn.enter_phase(AttemptPhase.TRAINING)
-    turn.set(hang=turn.state.hang.begin(turn.now_s))
+    turn.state = replace(turn.state, hang=turn.state.hang.begin(turn.now_s))
 
 
 def miss(turn: Turn, absent: dict[str, str]) -> None:
@@ -213,7 +218,7 @@ def _start(turn: Turn) -> None:
         seconds = round(turn.now_s - attempt.begun_s, 3)
         turn.record("workers_started", attempt=attempt.number, seconds=seconds)
         turn.enter_phase(AttemptPhase.TRAINING)
-        turn.set(hang=turn.state.hang.begin(turn.now_s))
+        turn.state = replace(turn.state, hang=turn.state.hang.begin(turn.now_s))
     elif turn.has_passed(START_TIMEOUT_S):
         _blame_late_start(turn)
         _end(turn)
@@ -228,7 +233,7 @@ def _train(turn: Turn) -> None:
         if stall is not None:
             attempt = turn.attempt
             turn.enter_phase(AttemptPhase.JUDGING)
-            turn.set_attempt(stall_reason=stall.reason, stacks=HashTrieMap(), fault_s=turn.now_s)
+            turn.attempt = replace(turn.attempt, stall_reason=stall.reason, stacks=HashTrieMap(), fault_s=turn.now_s)
             turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
 
 
@@ -237,11 +242,11 @@ def _judge(turn: Turn) -> None:
     attempt = turn.attempt
     _pass_on_stop(turn)
     if _is_over(turn):  # for example because a node was lost, which is then the cause
-        turn.set_attempt(fault_s=turn.now_s)
+        turn.attempt = replace(turn.attempt, fault_s=turn.now_s)
         _end(turn)
         return
     if turn.state.is_isolated:
-        turn.set_attempt(fault_s=None)
+        turn.attempt = replace(turn.attempt, fault_s=None)
         turn.enter_phase(AttemptPhase.TRAINING)
         return
     if len(attempt.stacks) < len(attempt.nodes) and not turn.has_passed(STACKS_TIMEOUT_S):
@@ -249,7 +254,7 @@ def _judge(turn: Turn) -> None:
     stall = _stall(turn)
     turn.enter_phase(AttemptPhase.TRAINING)
     if stall is None:
-        turn.set_attempt(fault_s=None)
+        turn.attempt = replace(turn.attempt, fault_s=None)
         turn.record("problem", attempt=attempt.number, what=f"{attempt.stall_reason}; then it went on")
         return
     stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
@@ -312,7 +317,7 @@ def _decide(turn: Turn) -> None:
             reason = "its workers were asked to stop by a supervisor that is gone"
             turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
             turn.record_faults()
-    turn.set_attempt(outcome=outcome, is_last=teardown.is_last(turn, outcome))
+    turn.attempt = replace(turn.attempt, outcome=outcome, is_last=teardown.is_last(turn, outcome))
     if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
@@ -392,7 +397,7 @@ def _pass_on_stop(turn: Turn) -> None:
     if stop == requests.RESIZE and not turn.state.resize.is_written:
         return
     if stop is not None and stop != attempt.stop_sent:
-        turn.set_attempt(stop_sent=stop)
+        turn.attempt = replace(turn.attempt, stop_sent=stop)
         lower_s = requests.lower_s(stop)
         turn.do(Send(nodes=attempt.nodes, order=Order.STOP, attempt=attempt.number, lower_s=lower_s))
 

@@ -15,6 +15,7 @@ from launcher.core.faults import (
     UNRESTORABLE,
     Fault,
 )
+from launcher.core.frozen import replace
 from launcher.core.inputs import (
     Committed,
     FabricMissed,
@@ -42,7 +43,7 @@ def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     attempt = turn.attempt
     if given.node in attempt.lost:
         return
-    turn.set_attempt(returned=attempt.returned.insert(given.node))
+    turn.attempt = replace(turn.attempt, returned=attempt.returned.insert(given.node))
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *AT_WORK):
         reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
         turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
@@ -69,7 +70,7 @@ def _lose(turn: Turn, fault: Fault) -> None:
         return
     if fault.node is None or fault.node in attempt.lost or fault.node not in attempt.nodes:
         return
-    turn.set_attempt(lost=attempt.lost.insert(fault.node))
+    turn.attempt = replace(turn.attempt, lost=attempt.lost.insert(fault.node))
     turn.add_fault(fault)
     turn.record_faults()  # before the node's event node_out
 
@@ -83,13 +84,13 @@ def on_isolation_ended(turn: Turn) -> None:
     if attempt is not None and attempt.phase is AttemptPhase.KILLING:
         turn.enter_phase(AttemptPhase.KILLING)
     elif attempt is not None and attempt.others_s is not None:
-        turn.set_attempt(others_s=None)
+        turn.attempt = replace(turn.attempt, others_s=None)
 
 
 def on_workers_started(turn: Turn, given: WorkersStarted) -> None:
     started = turn.attempt.started
     if given.node not in started:
-        turn.set_attempt(started=started.insert(given.node))
+        turn.attempt = replace(turn.attempt, started=started.insert(given.node))
 
 
 def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
@@ -97,10 +98,12 @@ def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
     attempt = turn.attempt
     if given.ok:
         if given.node not in attempt.ended:
-            turn.set_attempt(ended=attempt.ended.insert(given.node), is_stopped=attempt.is_stopped or given.is_stopped)
+            turn.attempt = replace(
+                turn.attempt, ended=attempt.ended.insert(given.node), is_stopped=attempt.is_stopped or given.is_stopped
+            )
         return
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
-    turn.set_attempt(failures=(*attempt.failures, *given.failures), fault_s=fault_s)
+    turn.attempt = replace(turn.attempt, failures=(*attempt.failures, *given.failures), fault_s=fault_s)
     if not given.failures:
         turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
 
@@ -112,7 +115,7 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
     turn.see_step(given.step)
     killed = turn.attempt.killed
     if given.node in turn.attempt.nodes and given.node not in killed:
-        turn.set_attempt(killed=killed.insert(given.node))
+        turn.attempt = replace(turn.attempt, killed=killed.insert(given.node))
 
 
 def on_progress(turn: Turn, given: Progress) -> None:
@@ -120,14 +123,14 @@ def on_progress(turn: Turn, given: Progress) -> None:
     hang = turn.state.hang.note(
         given.slowest, turn.now_s, is_active=given.is_active, is_over=given.is_over, rank_ended=given.rank_ended
     )
-    turn.set(hang=hang)
+    turn.state = replace(turn.state, hang=hang)
 
 
 def on_first_step(turn: Turn, given: FirstStep) -> None:
     attempt = turn.attempt
     turn.see_step(given.step)
     if not attempt.first_step_seen:
-        turn.set_attempt(first_step_seen=True)
+        turn.attempt = replace(turn.attempt, first_step_seen=True)
         seconds = round(given.time_s - attempt.begun_s, 3)
         turn.record("first_step", attempt=attempt.number, step=given.step, seconds=seconds)
 
@@ -137,12 +140,14 @@ def on_committed(turn: Turn, given: Committed) -> None:
     if given.step <= attempt.committed.get(given.tier, -1):
         return  # already reported
     committed_step = max(attempt.committed_step, given.step)
-    turn.set_attempt(committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step)
+    turn.attempt = replace(
+        turn.attempt, committed=attempt.committed.insert(given.tier, given.step), committed_step=committed_step
+    )
     turn.see_step(given.step)
     hang = turn.state.hang
     if hang.step is not None and given.step > hang.step:  # all ranks have finished it
         hang = hang.note(given.step, turn.now_s, is_active=True, is_over=hang.is_over, rank_ended=hang.rank_ended)
-        turn.set(hang=hang)
+        turn.state = replace(turn.state, hang=hang)
     turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
 
 
@@ -166,8 +171,8 @@ def on_restore_refused(turn: Turn, given: RestoreRefused) -> None:
 
 def on_stop_handled(turn: Turn, given: StopHandled) -> None:
     if not given.has_handler:
-        turn.set_attempt(without_handler=turn.attempt.without_handler.insert(given.node))
+        turn.attempt = replace(turn.attempt, without_handler=turn.attempt.without_handler.insert(given.node))
 
 
 def on_stacks_taken(turn: Turn, given: StacksTaken) -> None:
-    turn.set_attempt(stacks=turn.attempt.stacks.insert(given.node, given.stacks))
+    turn.attempt = replace(turn.attempt, stacks=turn.attempt.stacks.insert(given.node, given.stacks))

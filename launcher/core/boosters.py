@@ -76,7 +76,9 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
         return not is_late
     if booster is None:
         if turn.state.asking.is_asked and member is None:  # its booster may be the requested one
-            turn.set(asking=replace(turn.state.asking, waiting=(*turn.state.asking.waiting, given)))
+            turn.state = replace(
+                turn.state, asking=replace(turn.state.asking, waiting=(*turn.state.asking.waiting, given))
+            )
         else:
             _send_away(turn, given, allocation)
         return False
@@ -94,11 +96,11 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
     if member is not None:
         _remove(turn, given.node, member.allocation)
     if turn.state.asking.failures:
-        turn.set(asking=replace(turn.state.asking, failures=0))
-    turn.set(members=turn.state.members.add(given.node, Member(allocation=allocation)))
+        turn.state = replace(turn.state, asking=replace(turn.state.asking, failures=0))
+    turn.state = replace(turn.state, members=turn.state.members.add(given.node, Member(allocation=allocation)))
     running_s = turn.now_s if booster.running_s is None else booster.running_s
     nodes = (*booster.nodes, given.node)
-    turn.set_booster(allocation, phase=BoosterPhase.RUNNING, nodes=nodes, running_s=running_s)
+    turn.put_booster(replace(booster, phase=BoosterPhase.RUNNING, nodes=nodes, running_s=running_s))
     return True
 
 
@@ -122,9 +124,12 @@ def take_stranger(turn: Turn, given: Input) -> None:
     """An input about a node that is not a member. Its booster may not be known yet."""
     asking = turn.state.asking
     if isinstance(given, NodeLost):
-        turn.set(asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)))
+        turn.state = replace(
+            turn.state,
+            asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)),
+        )
     elif isinstance(given, Heard) and any(each.node == given.node for each in asking.waiting):
-        turn.set(asking=replace(asking, waiting=(*asking.waiting, given)))
+        turn.state = replace(turn.state, asking=replace(asking, waiting=(*asking.waiting, given)))
 
 
 # The life of a booster
@@ -135,11 +140,11 @@ def on_asked(turn: Turn, given: AllocationAsked) -> tuple[Heard, ...]:
     asking = turn.state.asking
     error = given.error or ("no allocation" if given.allocation is None else "")
     ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
-    turn.set(asking=replace(asking, is_asked=False, ask_s=ask_s, error=error, waiting=()))
+    turn.state = replace(turn.state, asking=replace(asking, is_asked=False, ask_s=ask_s, error=error, waiting=()))
     if error and error != asking.error:
         turn.record("problem", what=REFUSED, detail=error, again=round(ask_s, 3))
     if given.allocation is not None and turn.booster(given.allocation) is None:
-        turn.set(boosters=(*turn.state.boosters, Booster(allocation=given.allocation)))
+        turn.state = replace(turn.state, boosters=(*turn.state.boosters, Booster(allocation=given.allocation)))
         turn.record("booster_asked", allocation=given.allocation, nodes=turn.state.job.booster_nodes)
     return asking.waiting
 
@@ -150,7 +155,7 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
         state, reason = given.states.get(booster.allocation), given.reasons.get(booster.allocation, "")
         hosts = given.nodes.get(booster.allocation, ())
         if hosts and hosts != booster.hosts:
-            turn.set_booster(booster.allocation, hosts=hosts)
+            turn.put_booster(replace(booster, hosts=hosts))
             booster = replace(booster, hosts=hosts)
         if state is AllocationState.ENDED:
             _on_end(turn, booster, reason, has_failed=booster.allocation in given.failed)
@@ -162,14 +167,14 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
         elif state is AllocationState.QUEUED and booster.phase is BoosterPhase.QUEUED:
             _on_queued(turn, booster, reason)
         elif state is AllocationState.RUNNING and booster.running_s is None:
-            turn.set_booster(booster.allocation, phase=BoosterPhase.RUNNING, running_s=turn.now_s)
+            turn.put_booster(replace(booster, phase=BoosterPhase.RUNNING, running_s=turn.now_s))
 
 
 def _on_queued(turn: Turn, booster: Booster, reason: str) -> None:
     alternate = booster.reason in _USUAL and reason in _USUAL
     is_due = booster.told_s is None or not alternate or turn.now_s >= booster.told_s + TELL_AGAIN_S
     if reason and reason != booster.reason and is_due:
-        turn.set_booster(booster.allocation, reason=reason, told_s=turn.now_s)
+        turn.put_booster(replace(booster, reason=reason, told_s=turn.now_s))
         turn.record("booster_waits", allocation=booster.allocation, reason=reason)
 
 
@@ -180,7 +185,7 @@ def _on_end(turn: Turn, booster: Booster, reason: str, *, has_failed: bool) -> N
         leave(turn, booster.allocation, reason or "it has ended")
         if has_failed and not booster.nodes:
             _cannot_start(turn, booster, booster.hosts, reason)
-    turn.set_booster(booster.allocation, has_ended=True)
+    turn.put_booster(replace(turn.booster(booster.allocation) or booster, has_ended=True))
     ask_s = turn.state.asking.ask_s
     again = round(ask_s, 3) if ask_s > turn.now_s else None
     turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended", again=again)
@@ -198,7 +203,7 @@ def _cannot_start(turn: Turn, booster: Booster, hosts: tuple[str, ...], reason: 
     avoided = tuple((host, until_s) for host, until_s in asking.avoided if until_s > now_s and host not in hosts)
     avoided += tuple((host, now_s + AVOIDED_S) for host in hosts)
     ask_s = max(asking.ask_s, now_s + min(wait_s, AVOIDED_S))
-    turn.set(asking=replace(asking, failures=asking.failures + 1, avoided=avoided, ask_s=ask_s))
+    turn.state = replace(turn.state, asking=replace(asking, failures=asking.failures + 1, avoided=avoided, ask_s=ask_s))
     where = f" on {', '.join(hosts)}, which further boosters avoid for {AVOIDED_S:g} s" if hosts else ""
     what = f"booster {booster.allocation} did not start{where}: {reason}"
     turn.record("fault", kind=BOOSTER_START, node=hosts[0] if len(hosts) == 1 else None, reason=what)
@@ -237,18 +242,18 @@ def leave(turn: Turn, allocation: str, reason: str) -> None:
     booster = turn.booster(allocation)
     if booster is None or booster.phase is BoosterPhase.LEAVING:
         return
-    turn.set_booster(allocation, phase=BoosterPhase.LEAVING, reason=reason)
+    turn.put_booster(replace(booster, phase=BoosterPhase.LEAVING, reason=reason))
     if reason != SCALED_DOWN:
         ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s
-        turn.set(asking=replace(turn.state.asking, ask_s=max(ask_s, turn.state.asking.ask_s)))
+        turn.state = replace(turn.state, asking=replace(turn.state.asking, ask_s=max(ask_s, turn.state.asking.ask_s)))
     if not booster.nodes:
         turn.record("booster_leaving", allocation=allocation, reason=reason)
     for node in booster.nodes:
         member = turn.member(node)
         if is_usable(member):
-            turn.set_member(node, phase=Phase.LEAVING, reason=reason)
+            turn.put_member(node, replace(turn.member(node), phase=Phase.LEAVING, reason=reason))
         elif member.phase is Phase.RETURNING:
-            turn.set_member(node, phase=Phase.OUT, ending=None)
+            turn.put_member(node, replace(turn.member(node), phase=Phase.OUT, ending=None))
         turn.record("node_leaving", node=node, allocation=allocation, reason=reason)
 
 
@@ -279,7 +284,7 @@ def advance(turn: Turn) -> None:
             _cannot_start(turn, booster, late, f"{came}; see log/booster-{booster.allocation}.log")
         elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
             _look_after(turn, booster, used)
-    turn.set(tended=tended)
+    turn.state = replace(turn.state, tended=tended)
 
 
 def _times(turn: Turn) -> list[float | None]:
@@ -300,9 +305,11 @@ def _let_go(turn: Turn, booster: Booster, used: frozenset[str]) -> None:
     if len(left) < len(booster.nodes):
         return
     if booster.has_ended:
-        turn.set(boosters=tuple(each for each in turn.state.boosters if each.allocation != allocation))
+        turn.state = replace(
+            turn.state, boosters=tuple(each for each in turn.state.boosters if each.allocation != allocation)
+        )
     elif not booster.is_end_sent:
-        turn.set_booster(allocation, is_end_sent=True)
+        turn.put_booster(replace(booster, nodes=(), is_end_sent=True))
         turn.do(EndAllocation(allocation=allocation))
 
 
@@ -335,17 +342,17 @@ def _look_after(turn: Turn, booster: Booster, used: frozenset[str]) -> None:
     out = [] if is_fit else [node for node in booster.nodes if turn.member(node).phase is Phase.OUT]
     if not out:
         if booster.broken_s is not None:
-            turn.set_booster(booster.allocation, broken_s=None)
+            turn.put_booster(replace(booster, broken_s=None))
     elif not all(turn.member(node).is_lost for node in out) or (
         booster.broken_s is not None and turn.now_s >= booster.broken_s + BROKEN_S
     ):
         leave(turn, booster.allocation, f"{out[0]} is out: {turn.member(out[0]).reason}")
     elif booster.broken_s is None:
-        turn.set_booster(booster.allocation, broken_s=turn.now_s)
+        turn.put_booster(replace(booster, broken_s=turn.now_s))
 
 
 def _remove(turn: Turn, node: str, allocation: str) -> None:
     booster = turn.booster(allocation)
     if booster is not None:
-        turn.set_booster(allocation, nodes=tuple(other for other in booster.nodes if other != node))
-    turn.set(members=turn.state.members.remove(node))
+        turn.put_booster(replace(booster, nodes=tuple(other for other in booster.nodes if other != node)))
+    turn.state = replace(turn.state, members=turn.state.members.remove(node))

@@ -23,6 +23,7 @@ from launcher.core.commands import (
     Purpose,
     SetTimer,
 )
+from launcher.core.frozen import replace
 from launcher.core.gains import Event
 from launcher.core.hang import Hang
 from launcher.core.inputs import Input
@@ -56,9 +57,13 @@ def begin_with(job: JobFacts, history: History, now_s: float) -> tuple[State, tu
             members = members.add(node, Member(allocation=booster.allocation))
     state = State(job=job, history=history, members=members, boosters=known, hang=hang, step=history.finished_step)
     turn = Turn(state, now_s)
-    turn.set(time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
-    turn.set(positions=tuple(node for node in history.positions if node in members))  # they may have steps in memory
-    turn.set(holders=tuple(node for node in history.holders if node in members) if job.is_take_over else ())
+    turn.state = replace(turn.state, time_limit=TimeLimit(begun_s=now_s, ask_s=now_s))
+    turn.state = replace(
+        turn.state, positions=tuple(node for node in history.positions if node in members)
+    )  # they may have steps in memory
+    turn.state = replace(
+        turn.state, holders=tuple(node for node in history.holders if node in members) if job.is_take_over else ()
+    )
     candidates = (*job.nodes, *boosters.nodes(state))
     runners = tuple(node for node in candidates if node in history.runners) if job.is_take_over else ()
     if job.is_take_over:
@@ -115,7 +120,7 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
         return turn.state, tuple(turn.commands)
     if turn.next_s != turn.state.timer_s:
         turn.do(SetTimer(at_s=turn.next_s))
-        turn.set(timer_s=turn.next_s)
+        turn.state = replace(turn.state, timer_s=turn.next_s)
     return turn.state, tuple(turn.commands)
 
 
@@ -155,7 +160,7 @@ _STAGES: dict[Stage, Callable[[Turn], None]] = {
 
 
 def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
-    turn.set(unsettled=max(0, turn.state.unsettled - 1))
+    turn.state = replace(turn.state, unsettled=max(0, turn.state.unsettled - 1))
     if turn.state.unsettled:  # it answers an earlier Settle
         return
     resize.on_written(turn, given)
@@ -163,7 +168,7 @@ def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
 
 
 def _on_timer(turn: Turn, given: given_.TimerFired) -> None:
-    turn.set(timer_s=None)
+    turn.state = replace(turn.state, timer_s=None)
 
 
 _TAKE: dict[type, Callable[[Turn, Any], None]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.core import attempt, requests
 from launcher.core import inputs as given_
 from launcher.core.commands import EndJob, ProbeFolder, SetTimer
+from launcher.core.frozen import replace
 from launcher.core.recovery import why_given_up
 from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Launch, RequeuePhase, Stage
@@ -58,7 +59,7 @@ def _why_given_up(turn: Turn) -> str | None:
 
 def finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
     """Prepares the end. The result and the requeue need a folder that still names this supervisor as the leader."""
-    turn.set(ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
+    turn.state = replace(turn.state, ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
     turn.do(ProbeFolder(attempt=None))
     turn.enter(Stage.CLOSING, timeout_s=attempt.FOLDER_TIMEOUT_S)
 
@@ -68,7 +69,7 @@ def closing(turn: Turn) -> None:
     if turn.due(state.deadline_s) or (state.again_s is not None and requests.is_asked(state.requests)):
         close(turn)
     elif turn.due(state.again_s):
-        turn.set(again_s=None)
+        turn.state = replace(turn.state, again_s=None)
         turn.do(ProbeFolder(attempt=None))
 
 
@@ -78,7 +79,7 @@ def close(turn: Turn) -> None:
         return
     turn.enter(Stage.REQUEUEING)
     if turn.state.requests.is_cancelled and turn.state.requeue is RequeuePhase.NONE:
-        turn.set(ending=("cancelled", REASONS["cancelled"]))
+        turn.state = replace(turn.state, ending=("cancelled", REASONS["cancelled"]))
         _end_job(turn)
     else:
         requests.begin_requeue(turn)
@@ -93,7 +94,7 @@ def requeueing(turn: Turn) -> None:
         _, reason = state.ending
         outcome = "internal" if state.requests.stop else "too_few_nodes"
         reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again"
-        turn.set(ending=(outcome, reason))
+        turn.state = replace(turn.state, ending=(outcome, reason))
         _end_job(turn)
 
 
@@ -103,23 +104,25 @@ def give_up(turn: Turn, why: str) -> None:
     phase = f", attempt {state.attempt.number} {state.attempt.phase.value}" if state.attempt is not None else ""
     where = f"stage {state.stage.value}{phase}, {state.requests}, {state.agents}"
     turn.record("problem", what=why, detail=where)
-    turn.set(ending=("internal", f"{why} in stage {state.stage.value}{phase}: a defect of Holdfast; report it"))
-    turn.set(wants_requeue=False)
+    turn.state = replace(
+        turn.state, ending=("internal", f"{why} in stage {state.stage.value}{phase}: a defect of Holdfast; report it")
+    )
+    turn.state = replace(turn.state, wants_requeue=False)
     _end_job(turn)
 
 
 def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:
-    turn.set(ending=("internal", given.reason), wants_requeue=False)
+    turn.state = replace(turn.state, ending=("internal", given.reason), wants_requeue=False)
     _end_job(turn)
 
 
 def _end_job(turn: Turn) -> None:
     outcome, reason = turn.state.ending or ("internal", "")
     if turn.state.timer_s is not None:
-        turn.set(timer_s=None)
+        turn.state = replace(turn.state, timer_s=None)
         turn.do(SetTimer(at_s=None))
     turn.do(EndJob(outcome=outcome, reason=reason, step=turn.state.step))
-    turn.set(launch=Launch())
+    turn.state = replace(turn.state, launch=Launch())
     turn.enter(Stage.ENDED)
 
 

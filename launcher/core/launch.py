@@ -23,7 +23,7 @@ def begin(turn: Turn) -> None:
     """Starts a runner on every node that should have one."""
     nodes = joining(turn)
     if nodes:
-        turn.set_launch(is_under_way=True)
+        turn.launch = replace(turn.launch, is_under_way=True)
         turn.do(StartRunners(nodes=nodes))
 
 
@@ -43,11 +43,11 @@ def on_node_lost(turn: Turn, given: NodeLost) -> bool:
     if member.phase is Phase.JOINING:  # it was started again since
         return True
     if launch.failed:
-        turn.set_member(given.node, phase=Phase.JOINING)
-        turn.set_launch(has_ended=True)
+        turn.put_member(given.node, replace(turn.member(given.node), phase=Phase.JOINING))
+        turn.launch = replace(turn.launch, has_ended=True)
     else:
-        turn.set_member(given.node, phase=Phase.JOINING)
-        turn.set_launch(doubtful=(*launch.doubtful, (given.node, given.reason, given.detect_s)))
+        turn.put_member(given.node, replace(turn.member(given.node), phase=Phase.JOINING))
+        turn.launch = replace(turn.launch, doubtful=(*launch.doubtful, (given.node, given.reason, given.detect_s)))
         turn.do(AskLaunch())
     return True
 
@@ -60,7 +60,7 @@ def on_ended(turn: Turn, given: LaunchEnded) -> None:
     out = turn.state.members.out()
     failed = {node: reason for node, reason in given.failed.items() if node not in out}
     has_ended = launch.has_ended or given.has_ended or bool(failed)
-    turn.set_launch(failed={**launch.failed, **failed}, has_ended=has_ended, doubtful=())
+    turn.launch = replace(turn.launch, failed={**launch.failed, **failed}, has_ended=has_ended, doubtful=())
     if not has_ended:
         for node, reason, _ in launch.doubtful:
             turn.lose(node, reason)
@@ -72,13 +72,15 @@ def advance(turn: Turn) -> None:
     if not launch.is_under_way or not launch.has_ended or launch.doubtful:
         return
     failed = {node: reason for node, reason in launch.failed.items() if node not in turn.state.members.out()}
-    turn.set(launch=replace(launch, has_ended=False, failed={}, blind=launch.blind + (not failed)))
+    turn.state = replace(
+        turn.state, launch=replace(launch, has_ended=False, failed={}, blind=launch.blind + (not failed))
+    )
     for node, reason in failed.items():
         turn.put_out(node, reason)
     if failed:  # all other runners are being ended with the launcher
         for node in turn.state.job.nodes:
             if is_usable(turn.member(node)):
-                turn.set_member(node, phase=Phase.JOINING)
+                turn.put_member(node, replace(turn.member(node), phase=Phase.JOINING))
     missing = joining(turn)
     if not missing or turn.state.launch.blind > BLIND_TRIES:
         return
@@ -96,7 +98,7 @@ def end(turn: Turn) -> None:
     """Ends the launch: connected runners stay, and missing ones may connect within another LATE_S."""
     launch = turn.state.launch
     late_s = turn.now_s + LATE_S if launch.is_under_way and turn.state.members.joining_count else launch.late_s
-    turn.set(launch=Launch(late_s=late_s))
+    turn.state = replace(turn.state, launch=Launch(late_s=late_s))
     turn.do(ReleaseRunners())
 
 
@@ -104,6 +106,6 @@ def give_up_late(turn: Turn) -> None:
     """Puts out the nodes whose runners have not connected within LATE_S."""
     if not turn.due(turn.state.launch.late_s):
         return
-    turn.set_launch(late_s=None)
+    turn.launch = replace(turn.launch, late_s=None)
     for node in joining(turn):
         turn.put_out(node, f"its runner did not start; see log/runner-{node}.log and log/srun-runners.log")

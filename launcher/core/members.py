@@ -6,11 +6,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from rpds import HashTrieMap
-
-from launcher.core.frozen import replace
 
 
 class Phase(Enum):
@@ -78,10 +75,9 @@ class Members:
     def __contains__(self, node: str) -> bool:
         return node in self.table
 
-    def update(self, node: str, **changes: Any) -> Members:
-        """The members, with one of them changed."""
+    def put(self, node: str, after: Member) -> Members:
+        """The members, with another state of one of them."""
         before = self.table[node]
-        after = replace(before, **changes)
         counts = self.counts
         if after.phase is not before.phase:
             counts = {**counts, before.phase: counts[before.phase] - 1}

@@ -13,6 +13,7 @@ from launcher.core.commands import (
     Send,
 )
 from launcher.core.faults import PREFLIGHT
+from launcher.core.frozen import replace
 from launcher.core.members import Phase, is_usable
 from launcher.core.state import AttemptPhase, Stage
 from launcher.core.turn import Turn
@@ -58,8 +59,8 @@ def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
 def _return(turn: Turn, given: given_.NodeJoined) -> None:
     """A lost node has come back. It becomes a spare once no process of its last attempt is left on it."""
     returns = turn.member(given.node).returns + 1
-    changes = {"returns": returns, "ending": given.attempt, "is_judged": False, "is_warm": given.is_warm}
-    turn.set_member(given.node, phase=Phase.RETURNING, **changes)
+    member = replace(turn.member(given.node), phase=Phase.RETURNING, returns=returns, ending=given.attempt)
+    turn.put_member(given.node, replace(member, is_judged=False, is_warm=given.is_warm))
     if returns > MAX_RETURNS:
         _refuse(turn, given.node)
     else:
@@ -81,7 +82,7 @@ def on_return_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
         elif member.ending is None:
             turn.take_back(node)
         else:
-            turn.set_member(node, is_judged=True)
+            turn.put_member(node, replace(turn.member(node), is_judged=True))
             turn.do(Send(nodes=(node,), order=Order.KILL, attempt=member.ending))
 
 
@@ -97,26 +98,26 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
     elif member.is_judged:
         turn.take_back(given.node)
     else:
-        turn.set_member(given.node, ending=None)
+        turn.put_member(given.node, replace(turn.member(given.node), ending=None))
     return True
 
 
 def _refuse(turn: Turn, node: str, *, forget: bool = True) -> None:
     """A node that has come back stays out."""
     allocation = turn.member(node).allocation if boosters.is_of_one(turn, node) else ""
-    turn.set_member(node, phase=Phase.OUT, is_lost=False, ending=None)
+    turn.put_member(node, replace(turn.member(node), phase=Phase.OUT, is_lost=False, ending=None))
     turn.do(Dismiss(node=node, forget=forget, allocation=allocation))
 
 
 def on_node_warm(turn: Turn, given: given_.NodeWarm) -> None:
     member = turn.member(given.node)
     if is_usable(member) and not member.is_warm:
-        turn.set_member(given.node, is_warm=True)
+        turn.put_member(given.node, replace(turn.member(given.node), is_warm=True))
         turn.record("node_ready", node=given.node, warm=True)
 
 
 def on_node_lost(turn: Turn, given: given_.NodeLost) -> None:
-    turn.set(lost_s=turn.now_s)
+    turn.state = replace(turn.state, lost_s=turn.now_s)
     if turn.state.stage is Stage.ATTEMPT:
         attempt_reports.on_node_lost(turn, given)
     elif launch.on_node_lost(turn, given):
@@ -134,10 +135,10 @@ def on_node_broken(turn: Turn, given: given_.NodeBroken) -> None:
 
 
 def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
-    turn.set(is_isolated=given.is_isolated)
+    turn.state = replace(turn.state, is_isolated=given.is_isolated)
     if given.is_isolated:
         turn.do(LetGo())
-        turn.set_agents(has_launcher=False)
+        turn.agents = replace(turn.agents, has_launcher=False)
         return
     _await_others(turn)
     attempt_reports.on_isolation_ended(turn)
@@ -148,7 +149,7 @@ def on_isolation(turn: Turn, given: given_.IsolationChanged) -> None:
 def _await_others(turn: Turn) -> None:
     """After a take-over: the time for runners to come back starts again."""
     if turn.state.roll_call_s is not None:
-        turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
+        turn.state = replace(turn.state, roll_call_s=turn.now_s + attempt.RETURN_S)
     if turn.state.attempt is not None and turn.attempt.phase is AttemptPhase.RETURNING:
         turn.enter_phase(AttemptPhase.RETURNING)
 
@@ -168,7 +169,8 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
     def later(at_s: float | None) -> float | None:
         return None if at_s is None else at_s + seconds
 
-    turn.set(
+    turn.state = replace(
+        turn.state,
         hang=state.hang.pause(seconds),
         stage_s=state.stage_s + seconds,
         deadline_s=later(state.deadline_s),
@@ -177,10 +179,12 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
         stood_still_s=turn.now_s,
         stood_still_for_s=given.seconds,
     )
-    turn.set_launch(late_s=later(state.launch.late_s))
-    turn.set_agents(ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))
+    turn.launch = replace(turn.launch, late_s=later(state.launch.late_s))
+    turn.agents = replace(turn.agents, ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))
     if state.attempt is not None:
-        turn.set_attempt(phase_s=state.attempt.phase_s + seconds, others_s=later(state.attempt.others_s))
+        turn.attempt = replace(
+            turn.attempt, phase_s=state.attempt.phase_s + seconds, others_s=later(state.attempt.others_s)
+        )
 
 
 def call_the_roll(turn: Turn) -> None:
@@ -188,7 +192,7 @@ def call_the_roll(turn: Turn) -> None:
     state = turn.state
     if state.is_isolated or not turn.due(state.roll_call_s):
         return
-    turn.set(roll_call_s=None)
+    turn.state = replace(turn.state, roll_call_s=None)
     late = f"its runner did not come back, and no other did for {attempt.RETURN_S:g} s"
     joining = [node for node in boosters.nodes(state) if turn.member(node).phase is Phase.JOINING]
     attempt.miss(turn, dict.fromkeys((*launch.joining(turn), *joining), late))

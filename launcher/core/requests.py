@@ -96,9 +96,9 @@ def go_on(turn: Turn, history: History) -> None:
     stop = history.stop or resize
     stop_s = turn.now_s if stop is not None else 0.0
     is_cancelled, cancelled_s = history.is_cancelled, turn.now_s if history.is_cancelled else 0.0
-    turn.set_requests(stop=stop, stop_s=stop_s, is_halt=history.is_halt)
-    turn.set_requests(is_cancelled=is_cancelled, cancelled_s=cancelled_s)
-    turn.set(resize=replace(turn.state.resize, is_written=True))
+    turn.requests = replace(turn.requests, stop=stop, stop_s=stop_s, is_halt=history.is_halt)
+    turn.requests = replace(turn.requests, is_cancelled=is_cancelled, cancelled_s=cancelled_s)
+    turn.state = replace(turn.state, resize=replace(turn.state.resize, is_written=True))
 
 
 def record_again(turn: Turn) -> None:
@@ -115,7 +115,9 @@ def on_terminated(turn: Turn, given: Terminated) -> None:
         return
     asked = turn.state.requests
     if asked.sigterm in (Sigterm.NONE, Sigterm.KNOWN) and not asked.is_cancelled:
-        turn.set_requests(sigterm=Sigterm.ASKED if asked.sigterm is Sigterm.NONE else Sigterm.AGAIN)
+        turn.requests = replace(
+            turn.requests, sigterm=Sigterm.ASKED if asked.sigterm is Sigterm.NONE else Sigterm.AGAIN
+        )
         turn.do(AskWhyTerminated())
 
 
@@ -124,7 +126,7 @@ def on_explained(turn: Turn, given: TerminationExplained) -> None:
     sigterm = turn.state.requests.sigterm
     if sigterm not in (Sigterm.ASKED, Sigterm.AGAIN):
         return
-    turn.set_requests(sigterm=Sigterm.KNOWN)
+    turn.requests = replace(turn.requests, sigterm=Sigterm.KNOWN)
     if given.why == "cancel":
         cancel(turn)
     elif sigterm is Sigterm.ASKED:
@@ -136,12 +138,12 @@ def on_cancel(turn: Turn, given: CancelAsked) -> None:
 
 
 def on_halt(turn: Turn, given: HaltAsked) -> None:
-    turn.set_requests(is_halt_pending=True, halt_step=given.at_step, halt_s=given.at_s)
+    turn.requests = replace(turn.requests, is_halt_pending=True, halt_step=given.at_step, halt_s=given.at_s)
 
 
 def cancel(turn: Turn) -> None:
     if not turn.state.requests.is_cancelled:
-        turn.set_requests(is_cancelled=True, cancelled_s=turn.now_s)
+        turn.requests = replace(turn.requests, is_cancelled=True, cancelled_s=turn.now_s)
         turn.record("stop_requested", reason=CANCEL)
 
 
@@ -153,30 +155,32 @@ def ask_stop(turn: Turn, reason: str) -> None:
     requests = turn.state.requests
     if requests.stop in (None, RESIZE) or (requests.stop == HALT and reason != HALT):
         is_halt = requests.is_halt or reason == HALT
-        turn.set_requests(stop=reason, stop_s=turn.now_s, is_halt=is_halt)
+        turn.requests = replace(turn.requests, stop=reason, stop_s=turn.now_s, is_halt=is_halt)
         turn.record("stop_requested", reason=reason)
         # The requeue begins while ranks stop and save, because Slurm is already killing what is left of the job.
         if reason == BATCH_SCRIPT_LOST and not requests.is_cancelled:
             begin_requeue(turn)
     elif reason == HALT:
-        turn.set_requests(is_halt=True)
+        turn.requests = replace(turn.requests, is_halt=True)
 
 
 def begin_requeue(turn: Turn) -> None:
     """Asks the scheduler to start the job again, unless that was already asked."""
     if turn.state.requeue in (RequeuePhase.NONE, RequeuePhase.REFUSED):
-        turn.set(requeue=RequeuePhase.ASKED)
+        turn.state = replace(turn.state, requeue=RequeuePhase.ASKED)
         turn.take_all_back("all runners were lost at once: the next start may have their nodes")
         turn.do(Requeue(exclude=tuple(node for node, _ in sorted(turn.state.history.out.items()))))
 
 
 def on_requeued(turn: Turn, given: Requeued) -> None:
     if given.lacks_nodes and _take_lost_back(turn):
-        turn.set(requeue=RequeuePhase.NONE)
+        turn.state = replace(turn.state, requeue=RequeuePhase.NONE)
         begin_requeue(turn)
         return
     refused = given.error is not None
-    turn.set(requeue=RequeuePhase.REFUSED if refused else RequeuePhase.DONE, requeue_error=given.error or "")
+    turn.state = replace(
+        turn.state, requeue=RequeuePhase.REFUSED if refused else RequeuePhase.DONE, requeue_error=given.error or ""
+    )
 
 
 def _take_lost_back(turn: Turn) -> bool:
@@ -194,10 +198,10 @@ def advance(turn: Turn) -> None:
     """Requests a stop that has become due, and asks the scheduler for the time left."""
     requests, limit = turn.state.requests, turn.state.time_limit
     if requests.is_halt_pending and _is_halt_due(turn):
-        turn.set_requests(is_halt_pending=False)
+        turn.requests = replace(turn.requests, is_halt_pending=False)
         ask_stop(turn, HALT)
     if turn.due(limit.ask_s):
-        turn.set(time_limit=replace(limit, ask_s=None))
+        turn.state = replace(turn.state, time_limit=replace(limit, ask_s=None))
         turn.do(AskTimeLeft())
 
 
@@ -206,9 +210,9 @@ def on_time_warned(turn: Turn, given: TimeWarned) -> None:
     if limit.is_near:
         return
     if limit.ask_s is None:  # a question has not been answered yet
-        turn.set(time_limit=replace(limit, is_warned=True))
+        turn.state = replace(turn.state, time_limit=replace(limit, is_warned=True))
     else:
-        turn.set(time_limit=replace(limit, is_warned=True, ask_s=turn.now_s))
+        turn.state = replace(turn.state, time_limit=replace(limit, is_warned=True, ask_s=turn.now_s))
 
 
 def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
@@ -241,10 +245,10 @@ def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
 
 def _watch(turn: Turn, limit: TimeLimit, *, is_near: bool, wait_s: float) -> None:
     if is_near:
-        turn.set(time_limit=replace(limit, ask_s=None, is_near=True))
+        turn.state = replace(turn.state, time_limit=replace(limit, ask_s=None, is_near=True))
         ask_stop(turn, TIME_LIMIT)
     else:
-        turn.set(time_limit=replace(limit, ask_s=turn.now_s + wait_s))
+        turn.state = replace(turn.state, time_limit=replace(limit, ask_s=turn.now_s + wait_s))
 
 
 def _is_halt_due(turn: Turn) -> bool:

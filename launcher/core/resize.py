@@ -26,8 +26,8 @@ def on_scale(turn: Turn, given: ScaleAsked) -> None:
 def on_written(turn: Turn, given: EventsWritten) -> None:
     """The resize is on disk, so a supervisor that takes over knows why ranks stop."""
     if turn.state.requests.stop == RESIZE and not turn.state.resize.is_written:
-        turn.set_requests(stop_s=turn.now_s)
-        turn.set(resize=replace(turn.state.resize, is_written=True))
+        turn.requests = replace(turn.requests, stop_s=turn.now_s)
+        turn.state = replace(turn.state, resize=replace(turn.state.resize, is_written=True))
 
 
 def awaits_booster(turn: Turn) -> bool:
@@ -84,7 +84,7 @@ def _tend_boosters(turn: Turn) -> None:
         _give_back(turn, -missing)
     elif missing and not turn.state.asking.is_asked and turn.due(turn.state.asking.ask_s):
         job = turn.state.job
-        turn.set(asking=replace(turn.state.asking, is_asked=True))
+        turn.state = replace(turn.state, asking=replace(turn.state.asking, is_asked=True))
         out = (node for node, _ in turn.state.history.out.items())
         exclude = tuple(sorted({*job.nodes, *out, *boosters.avoided(turn)}))
         turn.do(AskAllocation(nodes=job.booster_nodes, exclude=exclude))
@@ -112,7 +112,7 @@ def _look(turn: Turn) -> Look:
         missing -= sum(each.phase is not BoosterPhase.LEAVING for each in state.boosters)
     size = choice.size(turn)
     look = Look(members=members, boosters=state.boosters, wanted=wanted, size=size, missing=missing)
-    turn.set(look=look)
+    turn.state = replace(turn.state, look=look)
     return look
 
 
@@ -158,9 +158,9 @@ def _settle(turn: Turn) -> None:
     seen = (size, state.members.usable)
     if size <= now:
         if state.resize.since_s is not None:
-            turn.set(resize=Resize())
+            turn.state = replace(turn.state, resize=Resize())
     elif state.resize.since_s is None or state.resize.seen != seen:
-        turn.set(resize=Resize(seen=seen, since_s=turn.now_s))
+        turn.state = replace(turn.state, resize=Resize(seen=seen, since_s=turn.now_s))
     elif _may_grow(turn) and turn.due(state.resize.since_s + state.job.elastic.scaling_timeout_s):
         _ask(turn, "more nodes are there", to=size)
 
@@ -178,8 +178,8 @@ def _ask(turn: Turn, reason: str, *, to: int) -> None:
     if turn.state.requests.stop is not None or turn.state.requests.is_cancelled:
         return
     attempt = turn.attempt
-    turn.set_requests(stop=RESIZE, stop_s=turn.now_s)
-    turn.set(resize=Resize())
+    turn.requests = replace(turn.requests, stop=RESIZE, stop_s=turn.now_s)
+    turn.state = replace(turn.state, resize=Resize())
     turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
     turn.settle()
 
@@ -195,7 +195,7 @@ def _release(turn: Turn) -> None:
     if attempt.committed_step > 0 or turn.due(_release_s(turn)):
         generation = state.agents.generation + 1
         turn.record("holders_released", attempt=attempt.number, generation=generation, nodes=list(state.holders))
-        turn.set(holders=())
+        turn.state = replace(turn.state, holders=())
         agent_world.release(turn)
 
 

@@ -14,6 +14,7 @@ from launcher.core.commands import (
     Purpose,
 )
 from launcher.core.faults import ENVIRONMENT, LOSSES_S, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.core.frozen import replace
 from launcher.core.members import Phase, choose, is_usable
 from launcher.core.state import Resize, Sigterm, Stage
 from launcher.core.turn import Turn
@@ -32,9 +33,9 @@ SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its no
 def start(turn: Turn) -> None:
     """Handles the start of the job by the scheduler, the first or a later one."""
     job, history = turn.state.job, turn.state.history
-    turn.set(rung="requeue" if history.next_attempt else "start")
+    turn.state = replace(turn.state, rung="requeue" if history.next_attempt else "start")
     if job.is_take_over:
-        turn.set(rung="takeover")
+        turn.state = replace(turn.state, rung="takeover")
     turn.record("job_start", **job.start)
     requests.record_again(turn)
     for what in job.warnings:
@@ -47,13 +48,13 @@ def start(turn: Turn) -> None:
 def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     """Takes over a running job from another supervisor."""
     job, running = turn.state.job, turn.state.history.running_attempt
-    turn.set(rung="takeover")
+    turn.state = replace(turn.state, rung="takeover")
     _leave_out(turn, are_lost=True)
     if turn.state.history.is_done:
         ending.finish(turn, "done", "")
         return
     turn.do(AwaitReturn(nodes=runners))
-    turn.set(roll_call_s=turn.now_s + attempt.RETURN_S)
+    turn.state = replace(turn.state, roll_call_s=turn.now_s + attempt.RETURN_S)
     if running is not None:
         attempt.resume(turn, running)
         turn.enter(Stage.ATTEMPT)
@@ -70,8 +71,16 @@ def _leave_out(turn: Turn, *, are_lost: bool) -> None:
         if node not in turn.state.members:
             continue
         is_lost = are_lost and why.is_lost
-        changes = {"is_lost": is_lost, "is_environment": why.is_environment}
-        turn.set_member(node, phase=Phase.OUT, reason=why.reason, **changes)
+        turn.put_member(
+            node,
+            replace(
+                turn.member(node),
+                phase=Phase.OUT,
+                reason=why.reason,
+                is_lost=is_lost,
+                is_environment=why.is_environment,
+            ),
+        )
         if not is_lost:
             turn.do(Dismiss(node=node, forget=True))
 
@@ -97,7 +106,7 @@ def asking(turn: Turn) -> None:
 
 def probe(turn: Turn) -> None:
     """Waits until the job's folder can be written, because workers need it for their logs."""
-    turn.set(is_waiting_told=False)
+    turn.state = replace(turn.state, is_waiting_told=False)
     turn.do(ProbeFolder(attempt=turn.state.history.next_attempt))
     turn.enter(Stage.PROBING, timeout_s=attempt.FOLDER_TIMEOUT_S)
 
@@ -109,7 +118,7 @@ def probing(turn: Turn) -> None:
     if turn.due(state.deadline_s):
         _give_up_folder(turn, state.blocked or "no answer")
     elif turn.due(state.again_s):
-        turn.set(again_s=None)
+        turn.state = replace(turn.state, again_s=None)
         turn.do(ProbeFolder(attempt=state.history.next_attempt))
 
 
@@ -126,11 +135,11 @@ def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
         if state.stage is Stage.PROBING and not state.is_waiting_told:
             what = f"the job's folder cannot be written ({given.error}); no attempt starts before: make room"
             turn.record("problem", what=what)
-        turn.set(is_waiting_told=True, blocked=given.error, again_s=turn.now_s + FOLDER_AGAIN_S)
+        turn.state = replace(turn.state, is_waiting_told=True, blocked=given.error, again_s=turn.now_s + FOLDER_AGAIN_S)
     elif state.stage is Stage.CLOSING:
         ending.close(turn)
     else:
-        turn.set(full_s=None, blocked="")
+        turn.state = replace(turn.state, full_s=None, blocked="")
         turn.enter(Stage.GATHERING)
 
 
@@ -147,7 +156,7 @@ def gathering(turn: Turn) -> None:
     if members.joining_count and members.usable + members.joining_count >= job.sizes[-1]:
         is_full = members.usable >= job.base_size
         if is_full is (state.full_s is None):
-            turn.set(full_s=turn.now_s if is_full else None)
+            turn.state = replace(turn.state, full_s=turn.now_s if is_full else None)
         full_s = turn.state.full_s
         until_s = state.stage_s + NODE_START_TIMEOUT_S if full_s is None else full_s + _grace_s(turn)
         if not turn.due(until_s):
@@ -188,7 +197,7 @@ def _grace_s(turn: Turn) -> float:
 
 def _begin_attempt(turn: Turn) -> None:
     launch.end(turn)
-    turn.set(is_patient=False)
+    turn.state = replace(turn.state, is_patient=False)
     if turn.state.job.names_own_checkpoints:
         turn.do(LookAtOwnCheckpoints())
         turn.enter(Stage.LOOKING)
@@ -229,7 +238,9 @@ def _choose(turn: Turn) -> None:
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
     rung = choice.rung_of(state.rung, before, chosen)
-    turn.set(positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None, resize=Resize())
+    turn.state = replace(
+        turn.state, positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None, resize=Resize()
+    )
     members = turn.state.members
     spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
@@ -246,16 +257,16 @@ def attempting(turn: Turn) -> None:
     ended = turn.attempt
     for node in ended.nodes:
         if turn.member(node).phase is Phase.TRAINING:
-            turn.set_member(node, phase=Phase.READY)
+            turn.put_member(node, replace(turn.member(node), phase=Phase.READY))
     turn.record("attempt_end", attempt=ended.number, outcome=ended.outcome, step=ended.step)
     if turn.state.requests.stop == requests.RESIZE:
-        turn.set_requests(stop=None)
+        turn.requests = replace(turn.requests, stop=None)
     if ended.outcome == "done":
         ending.finish(turn, "done", "")
     elif ended.outcome == "fault":
         _fail(turn, ended.faults[0], ended.nodes)
     elif ended.outcome == choice.RESIZED:
-        turn.set(rung=choice.RESIZED)
+        turn.state = replace(turn.state, rung=choice.RESIZED)
         if not _ends_as_asked(turn):
             probe(turn)
     else:
@@ -270,7 +281,7 @@ def _ask_scheduler(turn: Turn) -> None:
 
 def _fail(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     """Handles the failure of an attempt, or of its beginning."""
-    turn.set(fault=fault, fault_nodes=nodes)
+    turn.state = replace(turn.state, fault=fault, fault_nodes=nodes)
     turn.enter(Stage.DECIDING)
 
 
@@ -282,7 +293,7 @@ def deciding(turn: Turn) -> None:
     if _ends_as_asked(turn):
         return
     if state.fault.kind == SCHEDULER_LOST:
-        turn.set(blocked="")
+        turn.state = replace(turn.state, blocked="")
         _ask_scheduler(turn)
         turn.enter(Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
     elif not _awaits_losses(turn):
@@ -313,7 +324,7 @@ def scheduler(turn: Turn) -> None:
         why = f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {state.blocked or 'no answer'}"
         ending.finish(turn, "internal", f"{why}; submit the job again")
     elif turn.due(state.again_s):
-        turn.set(again_s=None)
+        turn.state = replace(turn.state, again_s=None)
         if state.blocked:
             _ask_scheduler(turn)
         elif state.fault is not None and state.requests.sigterm is not Sigterm.ASKED:
@@ -324,9 +335,9 @@ def on_scheduler_answered(turn: Turn, given: given_.UnusableAnswered) -> None:
     if turn.state.stage is not Stage.SCHEDULER:
         return
     if given.error is not None:
-        turn.set(blocked=given.error, again_s=turn.now_s + SCHEDULER_AGAIN_S)
+        turn.state = replace(turn.state, blocked=given.error, again_s=turn.now_s + SCHEDULER_AGAIN_S)
     else:
-        turn.set(blocked="", deadline_s=None, again_s=turn.now_s + SCHEDULER_SETTLE_S)
+        turn.state = replace(turn.state, blocked="", deadline_s=None, again_s=turn.now_s + SCHEDULER_SETTLE_S)
 
 
 def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
@@ -336,7 +347,7 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     state, reason = turn.state, recovery.worded(fault)
     job, members = state.job, state.members
     if fault.kind == PREEMPTED and members.usable + members.joining_count >= job.sizes[-1]:
-        turn.set(rung="spare")
+        turn.state = replace(turn.state, rung="spare")
         probe(turn)
         return
     decision = recovery.after_fault(turn, state.history.gains, fault, nodes)
@@ -349,18 +360,20 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         text = f"{decision.reason}\n{fault.traceback.rstrip()}" if fault.traceback else decision.reason
         ending.finish(turn, decision.outcome, text)
     elif decision.action == "requeue":
-        turn.set(ending=("stopped", decision.reason))
+        turn.state = replace(turn.state, ending=("stopped", decision.reason))
         turn.do(AskWhyTerminated())
         turn.enter(Stage.CONFIRMING)
     else:
-        turn.set(rung=decision.rung)
+        turn.state = replace(turn.state, rung=decision.rung)
         _back_off(turn, decision.delay_s, decision.reason, start_again=start_again)
 
 
 def _back_off(turn: Turn, delay_s: float, reason: str, *, start_again: bool) -> None:
     """Waits before an attempt that follows attempts without progress."""
     if start_again:
-        turn.set(is_patient=True)  # nodes with the newest step may be a moment later than others
+        turn.state = replace(
+            turn.state, is_patient=True
+        )  # nodes with the newest step may be a moment later than others
         _ask_unusable(turn, Purpose.AGAIN)
     elif delay_s > 0:
         turn.record("backoff", seconds=delay_s, reason=reason)

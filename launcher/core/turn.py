@@ -9,7 +9,17 @@ from launcher.core.faults import Fault
 from launcher.core.frozen import replace
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import apply
-from launcher.core.state import Attempt, AttemptPhase, Booster, BoosterPhase, Stage, State
+from launcher.core.state import (
+    AgentWorld,
+    Attempt,
+    AttemptPhase,
+    Booster,
+    BoosterPhase,
+    Launch,
+    Requests,
+    Stage,
+    State,
+)
 
 
 class Turn:
@@ -35,18 +45,13 @@ class Turn:
 
     def settle(self) -> None:
         """Requests EventsWritten once the events so far are in the file."""
-        self.set(unsettled=self.state.unsettled + 1)
+        self.state = replace(self.state, unsettled=self.state.unsettled + 1)
         self.do(Settle())
-
-    def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
-
-    def set_attempt(self, **changes: Any) -> None:
-        self.state = replace(self.state, attempt=replace(self.attempt, **changes))
 
     def enter(self, stage: Stage, *, timeout_s: float | None = None, again_s: float | None = None) -> None:
         """Begins a stage of the job. Its times start now."""
-        self.set(
+        self.state = replace(
+            self.state,
             stage=stage,
             stage_s=self.now_s,
             deadline_s=None if timeout_s is None else self.now_s + timeout_s,
@@ -55,7 +60,7 @@ class Turn:
 
     def enter_phase(self, phase: AttemptPhase) -> None:
         """Begins a phase of the attempt."""
-        self.set_attempt(phase=phase, phase_s=self.now_s)
+        self.attempt = replace(self.attempt, phase=phase, phase_s=self.now_s)
 
     def due(self, at_s: float | None) -> bool:
         """Whether a time has come. If not, the job is advanced again at that time.
@@ -73,22 +78,6 @@ class Turn:
         """Whether the attempt's phase has lasted this long. As `due`."""
         return self.due(self.attempt.phase_s + seconds)
 
-    def set_agents(self, **changes: Any) -> None:
-        self.state = replace(self.state, agents=replace(self.state.agents, **changes))
-
-    def set_launch(self, **changes: Any) -> None:
-        self.state = replace(self.state, launch=replace(self.state.launch, **changes))
-
-    def set_requests(self, **changes: Any) -> None:
-        self.state = replace(self.state, requests=replace(self.state.requests, **changes))
-
-    def set_member(self, node: str, **changes: Any) -> None:
-        self.state = replace(self.state, members=self.state.members.update(node, **changes))
-
-    def set_booster(self, allocation: str, **changes: Any) -> None:
-        boosters = (replace(each, **changes) if each.allocation == allocation else each for each in self.state.boosters)
-        self.state = replace(self.state, boosters=tuple(boosters))
-
     @property
     def attempt(self) -> Attempt:
         """The running attempt. Called only if there is one."""
@@ -96,6 +85,42 @@ class Turn:
         if attempt is None:
             raise RuntimeError("no attempt was begun")
         return attempt
+
+    @attempt.setter
+    def attempt(self, attempt: Attempt) -> None:
+        self.state = replace(self.state, attempt=attempt)
+
+    @property
+    def agents(self) -> AgentWorld:
+        return self.state.agents
+
+    @agents.setter
+    def agents(self, agents: AgentWorld) -> None:
+        self.state = replace(self.state, agents=agents)
+
+    @property
+    def launch(self) -> Launch:
+        return self.state.launch
+
+    @launch.setter
+    def launch(self, launch: Launch) -> None:
+        self.state = replace(self.state, launch=launch)
+
+    @property
+    def requests(self) -> Requests:
+        return self.state.requests
+
+    @requests.setter
+    def requests(self, requests: Requests) -> None:
+        self.state = replace(self.state, requests=requests)
+
+    def put_member(self, node: str, member: Member) -> None:
+        self.state = replace(self.state, members=self.state.members.put(node, member))
+
+    def put_booster(self, booster: Booster) -> None:
+        others = self.state.boosters
+        boosters = tuple(booster if each.allocation == booster.allocation else each for each in others)
+        self.state = replace(self.state, boosters=boosters)
 
     def member(self, node: str) -> Member:
         return self.state.members[node]
@@ -111,7 +136,7 @@ class Turn:
         self.do(Record(event=event, time_s=time_s, fields=given))
         history = apply(self.state.history, {"time": time_s, "event": event, **given})
         if history is not self.state.history:
-            self.set(history=history)
+            self.state = replace(self.state, history=history)
 
     def see_step(self, step: int | None) -> None:
         """Updates the newest finished step of the attempt."""
@@ -119,18 +144,22 @@ class Turn:
             return
         attempt, state = self.attempt, self.state
         if step > (attempt.step if attempt.step is not None else -1):
-            self.set_attempt(step=step)
+            self.attempt = replace(self.attempt, step=step)
         if step > (state.step if state.step is not None else -1):
-            self.set(step=step)
+            self.state = replace(self.state, step=step)
 
     def put_out(self, node: str, reason: str, *, is_environment: bool = False) -> None:
         """Excludes a node from the job for the rest of its life."""
         member = self.member(node)
         if member.phase in (Phase.OUT, Phase.RETURNING):
             environment = member.is_environment or is_environment
-            self.set_member(node, phase=Phase.OUT, is_lost=False, is_environment=environment)
+            self.put_member(
+                node, replace(self.member(node), phase=Phase.OUT, is_lost=False, is_environment=environment)
+            )
         else:
-            self.set_member(node, phase=Phase.OUT, reason=reason, is_environment=is_environment)
+            self.put_member(
+                node, replace(self.member(node), phase=Phase.OUT, reason=reason, is_environment=is_environment)
+            )
             self.record("node_out", node=node, reason=reason, environment=is_environment or None)
         self._let_go(node)
         is_base = self.booster(member.allocation) is None
@@ -140,22 +169,22 @@ class Turn:
         """Continues without a node that cannot be reached. It is taken back if its runner connects again."""
         member = self.member(node)
         if member.phase in (Phase.RETURNING, Phase.LEAVING):
-            self.set_member(node, phase=Phase.OUT, is_lost=True)
+            self.put_member(node, replace(self.member(node), phase=Phase.OUT, is_lost=True))
         elif member.phase is not Phase.OUT:
-            self.set_member(node, phase=Phase.OUT, reason=reason, is_lost=True)
+            self.put_member(node, replace(self.member(node), phase=Phase.OUT, reason=reason, is_lost=True))
             self.record("node_out", node=node, reason=reason, lost=True)
         self._let_go(node)
 
     def leave_out(self, node: str, reason: str) -> None:
         """Continues without a node about which nothing bad is known. This is not recorded."""
-        self.set_member(node, phase=Phase.OUT, reason=reason)
+        self.put_member(node, replace(self.member(node), phase=Phase.OUT, reason=reason))
         self._let_go(node)
         self.do(Dismiss(node=node, forget=False))
 
     def _let_go(self, node: str) -> None:
         """The memory of a node that is out cannot be used."""
         if node in self.state.holders:
-            self.set(holders=tuple(other for other in self.state.holders if other != node))
+            self.state = replace(self.state, holders=tuple(other for other in self.state.holders if other != node))
 
     def take_back(self, node: str) -> None:
         """Takes back a node that was lost. It may be one of an earlier start, which this start does not have."""
@@ -163,7 +192,7 @@ class Turn:
         if member is None or not member.is_lost:
             self.record("node_back", node=node)
             return
-        self.set_member(node, phase=Phase.JOINING, reason="", is_lost=False, ending=None)
+        self.put_member(node, replace(self.member(node), phase=Phase.JOINING, reason="", is_lost=False, ending=None))
         self.record("node_back", node=node)
         if member.phase is Phase.RETURNING:
             self.add_ready(node, is_warm=member.is_warm)
@@ -188,7 +217,7 @@ class Turn:
         phase = Phase.TRAINING if trains else Phase.READY
         if booster is not None and booster.phase is BoosterPhase.LEAVING:
             phase = Phase.LEAVING
-        self.set_member(node, phase=phase, is_warm=member.is_warm or is_warm)
+        self.put_member(node, replace(self.member(node), phase=phase, is_warm=member.is_warm or is_warm))
         allocation = booster.allocation if booster is not None else None
         self.record("node_ready", node=node, warm=is_warm, allocation=allocation)
 
@@ -196,7 +225,7 @@ class Turn:
         """Adds a cause of the attempt's end. record_faults() records it before its consequences."""
         attempt = self.attempt
         fault_s = self.now_s if attempt.fault_s is None else attempt.fault_s
-        self.set_attempt(faults=(*attempt.faults, fault), fault_s=fault_s)
+        self.attempt = replace(self.attempt, faults=(*attempt.faults, fault), fault_s=fault_s)
 
     def record_faults(self) -> None:
         """Records the attempt's new faults, the decisive one first."""
@@ -216,4 +245,4 @@ class Turn:
                 traceback=fault.traceback,
             )
         if attempt.recorded < len(attempt.faults):
-            self.set_attempt(recorded=len(attempt.faults))
+            self.attempt = replace(self.attempt, recorded=len(attempt.faults))

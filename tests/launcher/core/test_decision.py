@@ -8,10 +8,11 @@ import pytest
 from core_kit import EPOCH_S, Play, make_job
 
 from launcher.core import commands as do
-from launcher.core import inputs
+from launcher.core import decision, inputs
 from launcher.core.attempt import FOLDER_TIMEOUT_S, PREDECESSOR_S, RETURN_S
 from launcher.core.commands import Order, Purpose
 from launcher.core.faults import LOSSES_S
+from launcher.core.frozen import replace
 from launcher.core.members import Phase
 from launcher.core.nodes import MAX_RETURNS
 from launcher.core.stages import (
@@ -21,8 +22,9 @@ from launcher.core.stages import (
     SCHEDULER_TIMEOUT_S,
     TRAINED_GRACE_S,
 )
-from launcher.core.state import RestartLimits, Stage
+from launcher.core.state import RestartLimits, Stage, State
 from launcher.core.teardown import RECONNECT_S
+from launcher.core.turn import Turn
 from launcher.history.status import status_of
 
 
@@ -767,3 +769,31 @@ def test_a_start_that_its_time_limit_ended_is_judged_by_the_files_that_it_wrote(
     play.end_well()
     assert play.events("own_checkpoint")[-1]["file"] == "out/8.pt" and play.state.history.gains.fruitless == 0
     assert play.end is not None and play.end.outcome == "stopped"
+
+
+# A defect of the core.
+
+
+def test_a_decision_without_an_end_ends_the_job_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor would replay the events and meet the same."""
+    play = Play(make_job())
+    play.run()
+
+    def again(turn: Turn) -> None:
+        turn.state = replace(turn.state, step=(turn.state.step or 0) + 1)
+
+    monkeypatch.setitem(decision._STAGES, Stage.ATTEMPT, again)
+    play.passes(0.0)
+    play.lose("n1")
+    assert play.end is not None and play.end.outcome == "internal"
+    assert "a defect of Holdfast" in play.end.reason and "attempt 0" in play.end.reason
+    (problem,) = play.events("problem")
+    assert "stage attempt" in problem["detail"] and "100 passes" in problem["what"]
+
+
+def test_the_timer_is_the_earliest_time_that_is_waited_for() -> None:
+    turn = Turn(State(job=make_job()), 10.0)
+    assert not turn.due(None) and turn.next_s is None
+    assert turn.due(10.0) and turn.next_s is None
+    assert not turn.due(30.0) and not turn.due(20.0) and not turn.due(25.0)
+    assert turn.next_s == 20.0

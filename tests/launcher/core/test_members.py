@@ -10,6 +10,7 @@ from core_kit import Play, make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.core.frozen import replace
 from launcher.core.inputs import NodeBroken
 from launcher.core.members import Members, Network, Phase, choose, is_usable
 from slurm.topology import Switch, Topology
@@ -52,7 +53,7 @@ class Nodes:
 
     def set(self, phase: Phase, *nodes: str) -> None:
         for node in nodes:
-            self.members = self.members.update(node, phase=phase)
+            self.members = self.members.put(node, replace(self.members[node], phase=phase))
 
     def lose(self, *nodes: str) -> None:
         self.set(Phase.OUT, *nodes)
@@ -187,7 +188,8 @@ def test_nodes_go_where_the_plain_definition_puts_them(given: list[tuple[int, st
     role = {node: role for node, (_, role) in zip(order, given, strict=True)}
     members = Members.joining(order, {})
     for node in order:
-        members = members.update(node, phase=Phase.OUT if role[node] == "leaving" else Phase.READY)
+        phase = Phase.OUT if role[node] == "leaving" else Phase.READY
+        members = members.put(node, replace(members[node], phase=phase))
     usable = [node for node in order if role[node] != "leaving"]
     chosen = choose(order, members, tuple(before), (len(usable),), network)
     leaving, spares = [node for node in before if role[node] == "leaving"], [n for n in usable if role[n] == "new"]

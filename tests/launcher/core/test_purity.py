@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+from mypy import api
 
 from launcher.core import attempt, commands, decision, faults, gains, hang, inputs, members, recovery, replay, state
 from launcher.supervisor.supervisor import Supervisor
@@ -133,26 +134,13 @@ def test_every_command_has_a_performer() -> None:
     assert set(Supervisor._PERFORM) == set(COMMANDS) - {commands.EndJob}
 
 
-FIELDS_OF = {"set": state.State, "set_attempt": state.Attempt, "set_agents": state.AgentWorld}
-FIELDS_OF |= {
-    "set_booster": state.Booster,
-    "set_launch": state.Launch,
-    "set_requests": state.Requests,
-    "set_member": members.Member,
-}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_every_change_names_a_field(path: Path) -> None:
-    """The core's `replace` does not check it."""
-    every = {each.name for module in (state, members, replay, gains, hang) for kind in dataclasses_of(module)
-             for each in dataclasses.fields(kind)}  # fmt: skip
-    for call in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(call, ast.Call):
-            continue
-        names = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
-        if isinstance(call.func, ast.Attribute) and call.func.attr in FIELDS_OF:
-            allowed = {each.name for each in dataclasses.fields(FIELDS_OF[call.func.attr])}
-            assert names <= allowed, f"{path.name}:{call.lineno}: {names - allowed}"
-        elif isinstance(call.func, ast.Name) and call.func.id == "replace":
-            assert names <= every, f"{path.name}:{call.lineno}: {names - every}"
+@pytest.mark.parametrize("change", ["no_such_field=1", "phase=7"])
+def test_a_wrong_name_or_type_in_a_change_of_the_state_is_found_before_it_runs(tmp_path: Path, change: str) -> None:
+    code = "from launcher.core.frozen import replace\nfrom launcher.core.turn import Turn\n\n\n"
+    code += f"def change(turn: Turn) -> None:\n    turn.attempt = replace(turn.attempt, {change})\n"
+    (tmp_path / "change.py").write_text(code)
+    root = CORE.parents[1]
+    found, _, code_of_exit = api.run(
+        ["--config-file", str(root / "pyproject.toml"), "--follow-imports", "silent", str(tmp_path / "change.py")]
+    )
+    assert code_of_exit == 1 and change.partition("=")[0] in found, found
