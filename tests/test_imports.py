@@ -33,6 +33,7 @@ PUBLIC_ONLY = {
         "lifecycle.settings.yaml_file",
     },
 }
+BASE = "holdfast.base"  # all packages may import it; it imports none
 HEAVY = ("torch", "mpi4py")
 
 
@@ -72,6 +73,18 @@ def test_packages_import_one_way() -> None:
         for package, path in modules()
         for name in imported(path)
         if (top := name.split(".")[0]) in PACKAGES and top != package and top not in MAY_IMPORT[package]
+        if not f"{name}.".startswith(f"{BASE}.")
+    ]
+    assert not wrong
+
+
+def test_the_base_imports_the_standard_library_and_itself() -> None:
+    base = ROOT / "holdfast" / "base"
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in base.glob("*.py")
+        for name in imported(path)
+        if name.split(".")[0] not in sys.stdlib_module_names and not name.startswith(BASE)
     ]
     assert not wrong
 

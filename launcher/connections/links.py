@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from launcher.connections.channel import MAX_HALF_OPEN, Channel, ChannelError, Message, serve
 from launcher.connections.listener import Listener
-from launcher.connections.reports import Heartbeats, to_input
+from launcher.connections.reports import Heartbeats, misunderstood, to_input
 from launcher.core.inputs import Input, IsolationChanged, NodeLost, NodeWarm, StoodStill
 from launcher.leadership.terms import SUSPECT_S
 
@@ -244,6 +244,9 @@ class Links:
     def _receive(self, node: str, link: _Link, message: Message) -> None:
         link.heard_s = time.monotonic()
         if message["op"] == "heartbeat":
+            if link.state is link.hello and (broken := misunderstood(node, message)) is not None:
+                self._put(broken)  # only of the first: thousands of nodes have two a second
+                return
             link.state = message
             if self._links.get(node) is link and self.heartbeats.add(node, message):
                 self._put(NodeWarm(node=node))

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Message
+from launcher.connections.messages import FROM_RUNNER
 from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
 from launcher.core.inputs import (
@@ -42,18 +44,34 @@ _RECORDED = ("problem", "rebuilt", "stop_agreed", "loaded", "line", "finishing")
 def to_input(node: str, message: Message) -> Input | None:
     """Convert a runner's message to an input of the core; None if the core does not need it.
 
+    A malformed message may be the one that the job waits for, so the node counts as broken.
+
     Args:
         node: the runner's node.
-        message: the message, with `op`; see launcher.runner.
+        message: the message; see launcher.connections.messages.
     """
+    if (broken := misunderstood(node, message)) is not None:
+        return broken
     read = _READ.get(message["op"])
-    if read is None:
-        return None
     try:
-        return read(node, message)
+        return None if read is None else read(node, message)
     except (KeyError, TypeError, ValueError) as error:
-        log.warning("%s: a malformed message %r is ignored: %r", node, message["op"], error)
-        return None
+        return _broken(node, f"malformed {message['op']!r}: {error!r}")
+
+
+def misunderstood(node: str, message: Message) -> NodeBroken | None:
+    """The input for a message that is not as the catalogue has it."""
+    try:
+        check_whole(message, FROM_RUNNER)
+    except MalformedMessage as error:
+        return _broken(node, str(error))
+    return None
+
+
+def _broken(node: str, error: str) -> NodeBroken:
+    reason = f"its runner and the supervisor do not understand each other: {error}"
+    log.error("%s: %s", node, reason)
+    return NodeBroken(node=node, reason=reason, is_environment=False)
 
 
 class Heartbeats:
@@ -136,9 +154,12 @@ class Heartbeats:
 
 
 def _hello(node: str, message: Message) -> Input:
-    attempt, problem = message.get("attempt"), message.get("problem")
     return NodeJoined(
-        node=node, allocation=message["allocation"], attempt=attempt, is_warm=bool(message["warm"]), problem=problem
+        node=node,
+        allocation=message["allocation"],
+        attempt=message["attempt"],
+        is_warm=message["warm"],
+        problem=message["problem"],
     )
 
 
@@ -149,9 +170,9 @@ def _ended(node: str, message: Message) -> Input:
         attempt=message["attempt"],
         ok=bool(message["ok"]),
         failures=failures,
-        reason=str(message.get("reason") or ""),
+        reason=message["reason"] or "",
         step=message["step"],
-        is_stopped=bool(message.get("stopped")),
+        is_stopped=message["stopped"],
     )
 
 
@@ -199,7 +220,7 @@ _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     "stacks": _stacks,
     "monitor": _monitor,
     "agent_lost": lambda node, m: AgentLost(
-        node=node, attempt=m["attempt"], generation=m["generation"], reason=str(m.get("reason") or "it ended")
+        node=node, attempt=m["attempt"], generation=m["generation"], reason=m["reason"] or "it ended"
     ),
     "agent_ended": lambda node, m: AgentEnded(node=node, attempt=m["attempt"]),
 }

@@ -18,8 +18,10 @@ import time
 from collections.abc import Coroutine
 
 from ckpt import CheckpointError
+from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.host_addresses import own_addresses
+from launcher.connections.messages import TO_RUNNER
 from launcher.disk_read import DiskRead
 from launcher.errors import LauncherError, UsageError
 from launcher.jobfile import JobSpec, read_job
@@ -250,6 +252,13 @@ class Runner:
         self._send({"op": "heartbeat", "attempt": attempt.number} | attempt.progress() | attempt.state())
 
     async def _obey(self, message: Message) -> None:
+        try:
+            check_whole(message, TO_RUNNER)
+        except MalformedMessage as error:
+            reason = f"the supervisor and this runner do not understand each other: {error}"
+            log.error("%s", reason)
+            self._send({"op": "broken", "reason": reason, "environment": False})
+            return
         op, attempt = message["op"], self._attempt
         if op == "start":
             await attempt.end(next_attempt=message["attempt"])
@@ -274,7 +283,7 @@ class Runner:
         elif message.get("attempt") != attempt.number:
             return  # it is about an earlier attempt
         elif op == "stop":
-            attempt.stop(terminated=self._is_terminated, lower_s=message.get("lower_s"))
+            attempt.stop(terminated=self._is_terminated, lower_s=message["lower_s"])
         elif op == "release_agent":
             attempt.release_agent()
         elif op == "finish_agent":

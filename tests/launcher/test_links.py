@@ -15,7 +15,9 @@ from launcher.connections.links import LEAVE, Links
 from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm, Terminated
 
 SECRET = b"secret"
-BEAT: Message = {"op": "heartbeat", "attempt": None, "warm": True, "port": 1}
+HELLO: Message = {"op": "hello", "pid": 1, "problem": None, "attempt": None, "addresses": [], "warm": True, "port": 1}
+BEAT: Message = {"op": "heartbeat", "attempt": None, "step": None, "slowest": None, "activity": 0}
+BEAT |= {"rank_ended": False, "warm": True, "port": 1}
 DEADLINE_S = 30.0
 
 
@@ -37,13 +39,10 @@ class Runners:
 
     async def connect(self, node: str, allocation: str = "local") -> None:
         hello = {
-            "op": "hello",
+            **HELLO,
             "node": node,
             "restart_count": self.restart_count,
             "allocation": allocation,
-            "addresses": [],
-            "warm": True,
-            "port": 1,
         }
         self.channels[node], welcome = await connect("127.0.0.1", self.port, SECRET, hello)
         self.turns[node] = welcome["turn"]
@@ -76,8 +75,8 @@ class Runners:
 
     async def beats(self, node: str, number: int = 1) -> None:
         """Sends a heartbeat, and waits until it has arrived."""
-        self.channels[node].send(BEAT | {"number": number})
-        await asyncio.wait_for(until(lambda: self.links.state(node).get("number") == number), DEADLINE_S)
+        self.channels[node].send(BEAT | {"port": 1000 + number})
+        await asyncio.wait_for(until(lambda: self.links.state(node)["port"] == 1000 + number), DEADLINE_S)
 
 
 def test_who_is_next_is_answered_every_time_and_the_others_every_other_time() -> None:
@@ -132,7 +131,7 @@ def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
         runners.restart_count = 2
         runners.links = Links(runners.nodes, SECRET, runners.inbox, restart_count=2)
         await runners.join(alone=True)
-        hello = {"op": "hello", "node": "n1", "restart_count": restart_count, "warm": True, "port": 1}
+        hello = {**HELLO, "node": "n1", "restart_count": restart_count}
         hello |= {"allocation": "local"}
         if answer is not None:
             _, said = await connect("127.0.0.1", runners.port, SECRET, hello)
@@ -292,7 +291,7 @@ def test_a_dismissed_booster_stays_away_and_the_next_one_on_its_node_is_taken_on
         await runners.channels["b1"].close()
         await asyncio.wait_for(until(lambda: not runners.links.has("b1")), DEADLINE_S)
         heard(runners)
-        hello = {"op": "hello", "node": "b1", "restart_count": 0, "allocation": "8", "warm": True, "port": 1}
+        hello = {**HELLO, "node": "b1", "restart_count": 0, "allocation": "8"}
         channel, answer = await connect("127.0.0.1", runners.port, SECRET, hello)
         assert answer == LEAVE | {"forget": True, "clear_disk": True}
         await channel.close()

@@ -20,7 +20,7 @@ class Trains(Talkers):
     """Ends well once it is let go."""
 
     def ends(self, channel: Channel, attempt: dict[str, Any]) -> None:
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
 
 
 class LosesAll(Trains):
@@ -119,7 +119,10 @@ class FailsOnOneNode(Trains):
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == "node1":
-            channel.send({"op": "ended", "ok": False, "step": None, "failures": [], "reason": "no /venv"} | attempt)
+            channel.send(
+                {"op": "ended", "ok": False, "step": None, "failures": [], "reason": "no /venv", "stopped": False}
+                | attempt
+            )
         else:
             self.ends(channel, attempt)
 

@@ -59,7 +59,7 @@ class Trains(Talkers):
     """The next start: all goes well."""
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": ""} | attempt)
+        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
 
 
 def left_job(folder: Path, past: list[Event]) -> tuple[JobSpec, Path, EventLog]:

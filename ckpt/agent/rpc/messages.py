@@ -7,39 +7,13 @@ means a whole number of at least 0. The agent of node rank 0 is also the leader.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    summary: str
-    fields: Mapping[str, type | UnionType]
-    optional: frozenset[str]  # fields that may be left out
-    deadline: str  # the sender's deadline: a name in ckpt.timeouts; "": none
-    answer: str  # names of the answer's fields
-
-
-@dataclass(frozen=True)
-class Way:
-    """The messages from one kind of process to another, by name."""
-
-    sender: str
-    receiver: str
-    messages: dict[str, Message]
-
-
-def message(
-    summary: str, /, *, optional: str = "", deadline: str = "", answer: str = "", **fields: type | UnionType
-) -> Message:
-    return Message(
-        summary=summary, fields=fields, optional=frozenset(optional.split()), deadline=deadline, answer=answer
-    )
+from holdfast.base import messages as base
+from holdfast.base.messages import MalformedMessage, Way, message
 
 
 def check(request: Mapping[str, Any], *ways: Way) -> dict[str, Any]:
@@ -49,32 +23,11 @@ def check(request: Mapping[str, Any], *ways: Way) -> dict[str, Any]:
         AgentError: the request is on none of the ways, or is malformed.
         CorruptError: a field is not the JSON of its type.
     """
-    op = request.get("op")
-    kind = next((way.messages[op] for way in ways if isinstance(op, str) and op in way.messages), None)
-    if kind is None:
-        raise AgentError(f"unknown request {op!r:.40} of a {ways[0].sender}")
-    found = {}
-    for name, hint in kind.fields.items():
-        if name not in request:
-            if name not in kind.optional:
-                raise AgentError(f"malformed {op!r}: {name} is missing")
-            continue
-        value, kinds = request[name], get_args(hint) or (hint,)
-        if type(value) is dict and (parsed := [one for one in kinds if one in _PARSED]):
-            value = parsed[0].from_json(value)
-        is_known = type(value) in kinds or (type(value) is int and float in kinds)
-        if not is_known or (type(value) is int and value < 0):
-            expected = " or ".join(_EXPECTED[one] for one in kinds)
-            raise AgentError(f"malformed {op!r}: {name} is {value!r:.40}, expected {expected}")
-        found[name] = value
-    return found
+    try:
+        return base.check(request, *ways)
+    except MalformedMessage as error:
+        raise AgentError(str(error)) from None
 
-
-_PARSED = (SaveId, ParitySet)  # types with to_json and from_json
-_EXPECTED: dict[type, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "a string", list: "a list",
-    dict: "an object", SaveId: "an object", ParitySet: "an object", type(None): "null",
-}  # fmt: skip
 
 # From a worker to its node's agent. The first message is "hello".
 OF_WORKER = Way("worker", "agent", {

@@ -1,0 +1,60 @@
+"""Runner and supervisor check what they receive: a field that is missing, unknown or of another type costs the node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.base.messages import MalformedMessage, check_whole
+from launcher.connections import reports
+from launcher.connections.messages import FROM_RUNNER, TO_RUNNER
+from launcher.connections.reports import to_input
+from launcher.core.commands import Order
+from launcher.core.inputs import NodeBroken, WorkersEnded
+from launcher.runner.runner import Runner
+
+ENDED = {"op": "ended", "attempt": 3, "ok": True, "step": 7, "failures": [], "reason": None, "stopped": False}
+
+
+def test_a_whole_message_becomes_an_input() -> None:
+    assert to_input("n1", ENDED) == WorkersEnded(node="n1", attempt=3, ok=True, step=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"step": "7"}, "step is '7', expected a whole number or null"),
+        ({"attempt": -1}, "attempt is -1, expected a whole number"),
+        ({"stoped": True}, "unknown field stoped"),
+        ({"failures": [{"rank": 1}]}, "malformed 'ended': KeyError('exit_code')"),
+        ({"op": "endet"}, "unknown request 'endet' of a runner"),
+    ],
+)
+def test_a_malformed_message_is_not_dropped_but_costs_its_node(change: dict[str, Any], error: str) -> None:
+    """It may be the one for which the job waits."""
+    found = to_input("n1", ENDED | change)
+    assert isinstance(found, NodeBroken) and error in found.reason
+
+
+def test_a_missing_field_costs_its_node() -> None:
+    found = to_input("n1", {name: value for name, value in ENDED.items() if name != "ok"})
+    assert isinstance(found, NodeBroken) and "malformed 'ended': ok is missing" in found.reason
+
+
+def test_a_runner_does_not_obey_an_order_that_it_does_not_understand(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, sent = Runner.__new__(Runner), []
+    monkeypatch.setattr(runner, "_send", sent.append, raising=False)
+    asyncio.run(runner._obey({"op": "kill", "attempt": 3, "really": True}))
+    ((message),) = sent
+    assert message["op"] == "broken" and "unknown field really" in message["reason"]
+    check_whole(message, FROM_RUNNER)
+
+
+def test_every_order_and_every_report_is_in_the_catalogue() -> None:
+    assert {order.value for order in Order} <= TO_RUNNER.messages.keys()
+    assert reports._READ.keys() <= FROM_RUNNER.messages.keys()
+    assert FROM_RUNNER.messages.keys() - reports._READ.keys() == {"heartbeat"}
+    with pytest.raises(MalformedMessage, match="unknown request"):
+        check_whole({"op": "hello"}, TO_RUNNER)
