@@ -303,7 +303,7 @@ def _decide(turn: Turn) -> None:
     not explained yet."""
     turn.record_faults()
     attempt, asked = turn.attempt, turn.state.requests
-    if attempt.all_ended and asked.sigterm is Sigterm.ASKED:
+    if attempt.all_ended and asked.sigterm is Sigterm.ASKED and not asked.is_cancelled:
         return
     is_done = attempt.all_ended and not attempt.is_stopped  # also if a resize was about to stop its ranks
     is_stopping = requests.is_stopping(asked) and not (is_done and requests.outcome_of(asked) == "resized")

@@ -246,7 +246,9 @@ def _check_over(before: State, message: Any, state: State) -> None:
     if is_written and before.attempt is attempt and attempt.phase is AttemptPhase.RECORDING:
         raise Violation("an attempt that is over ends", f"attempt {attempt.number} is still recording")
     is_over = state.requests.is_cancelled or (state.job.has_checkpoint and bool(attempt.faults))
-    if is_over and attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING):
+    is_explained = state.requests.is_cancelled or state.requests.sigterm is not Sigterm.ASKED
+    may_wait = attempt.all_ended and not is_explained
+    if is_over and not may_wait and attempt.phase in (AttemptPhase.STARTING, AttemptPhase.TRAINING):
         raise Violation("an attempt that is over ends", f"attempt {attempt.number} goes on: {attempt.faults}")
 
 
