@@ -143,7 +143,7 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
     if outcome in ("done", "halted") and result.reason:
-        style = "yellow" if status.unsaved or status.went_back else ""
+        style = "yellow" if status.unsaved or status.went_back or status.idle_at is not None else ""
         console.print(Escaped(Text(result.reason, style=style)), soft_wrap=True)
     if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)

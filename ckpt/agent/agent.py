@@ -94,6 +94,7 @@ class Agent:
         self._flush = FlushNode(context, self._saves)
         self._idle_exit = IdleExit(context)
         self._leads: list[Lead] = []
+        self._first: RestoreLeader | RejoinLeader | None = None
         self._lease: Lease | None = None  # that of node rank 0 is for all nodes
         self._finishing: asyncio.Future[None] | None = None
         self._finished = 0  # workers of this node that have sent "bye"
@@ -102,7 +103,8 @@ class Agent:
             flush = FlushLeader(context, self._lease, lambda: self._saves.newest)
             first = RejoinLeader if place.generation else RestoreLeader
             restored = lambda: self._loading.restored  # noqa: E731
-            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush, restored)]
+            self._first = first(context, self._lease, flush)
+            self._leads += [self._first, SaveLeader(context, flush, restored)]
             self._leads.append(self._lease)
         if not place.is_holder:
             self._describe_redundancy()
@@ -152,7 +154,8 @@ class Agent:
             await self._ended.wait()
         finally:
             await tasks.cancel()
-            if self._lease and self._ended.is_set() and self._finished and not self._stop.agreed:
+            is_over = self._finished or (isinstance(self._first, RestoreLeader) and self._first.is_refused)
+            if self._lease and self._ended.is_set() and is_over and not self._stop.agreed:
                 await self._lease.release()
             await self._listener.close()
             self._node_disk.leave()

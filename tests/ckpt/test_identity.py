@@ -183,6 +183,21 @@ def test_two_machines_of_one_name_are_two_runs(tmp_path: Path, monkeypatch: pyte
     assert claim.yields_to(replace(claim, run_id=here, attempt=2))
 
 
+def test_a_project_that_finds_anothers_training_at_its_end_hears_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for script, said in (("/a/train.py", ""), ("/a/train.py", ""), ("/a/eval.py", ""), ("/b/train.py", "/a/train.py")):
+        monkeypatch.setattr("__main__.__file__", script, raising=False)
+        caplog.clear()
+        train(tmp_path, 20)
+        if said:
+            assert f"no step was made: step 20 of namespace identity was loaded, saved by script {said}, user" in words(
+                caplog
+            )
+        else:
+            assert not words(caplog), script
+
+
 def test_a_namespace_belongs_to_a_jobs_name() -> None:
     claim = Claim(
         run_id="r", attempt=1, nonce="a", user="ann", host="h", job="7", since_s=1.5e9, name="gpt",

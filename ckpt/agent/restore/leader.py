@@ -51,6 +51,7 @@ class RestoreLeader(Part):
         self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
         self._unread: dict[str, str] = {}  # shared tiers of which a step could not be read, with the reason
         self._foreseen = False  # a plan that may come is announced only once, because workers ask only once
+        self.is_refused = False  # there are steps, and none can be restored: training does not begin
         self._in_memory_now = False  # whether every shard of the plan is in the memory of its rank's node
 
     async def run(self) -> None:
@@ -60,6 +61,7 @@ class RestoreLeader(Part):
         except Exception as error:
             log.exception("no restore agreed")
             if isinstance(error, NoneRestorable):
+                self.is_refused = True
                 self._listener.to_monitors("restore_refused", reason=str(error))
             await self._call("no_restore", reason=str(error))
             return
