@@ -99,6 +99,8 @@ class Session:
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
+        if reply["notice"] and identity.rank == 0:
+            log.warning("namespace %s: %s", config.namespace, reply["notice"])
         self._arena.adopt(newest.save, pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False

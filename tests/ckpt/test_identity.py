@@ -21,16 +21,18 @@ from ckpt.checkpointer import Checkpointer
 from ckpt.config import CheckpointConfig
 from ckpt.errors import AgentError, ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT
+from ckpt.format.line import FIRST, Owner
 from ckpt.format.manifest import NAME
-from ckpt.format.shard_record import seal_json, unseal_json
+from ckpt.format.shard_record import SaveId, seal_json, unseal_json
 from ckpt.tiers.claim import Claim
-from ckpt.tiers.last_seen import mount_of, remember, why_absent
+from ckpt.tiers.last_seen import last_seen, mount_of, remember, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
 from ckpt.worker.standalone.memory_dir import memory_directory, run_id
 
 
 @pytest.fixture(autouse=True)
-def memory() -> Iterator[None]:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     root = MEMORY_ROOT / f"holdfast-{os.getuid()}"
     before = set(root.glob("solo-identity-*"))
     yield
@@ -233,25 +235,74 @@ def test_a_shared_directory_that_is_not_mounted_stops_the_start(tmp_path: Path) 
         forget_memory()
     finally:
         subprocess.run(["umount", "--lazy", shared], check=True)
-    with pytest.raises(AgentError, match=r"step 10 was saved there on .* on the file system at .*disk"):
+    with pytest.raises(AgentError, match=r"step 30 was saved in .*disk/identity on .* on the file system at .*disk;"):
         train(shared, 40)
     assert train(shared, 10, start_fresh=True)[0] == 0
 
 
-def test_a_removed_directory_may_be_used_again_and_an_absent_file_system_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_are_not_there_any_more_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An older copy has come back in the place of the directory, or it was emptied."""
+    shared, copy = tmp_path / "shared", tmp_path / "copy"
+    train(shared, 20)
+    shutil.copytree(shared, copy)
+    train(shared, 40, every=20)
+    for path in shared.glob("identity/step-*"):
+        shutil.rmtree(path)
+    shutil.copytree(copy, shared, dirs_exist_ok=True)
+    train(shared, 41, every=1000)
+    gone = f"step 40 was saved in {shared}/identity on "
+    assert f"namespace identity: {gone}" in words(caplog) and "Step 40 is restored" in words(caplog)
+    shutil.rmtree(shared)
+    shutil.copytree(copy, shared)
+    forget_memory()
+    assert train(shared, 21)[0] == 20
+    assert f"step 40 passed over: {gone}" in words(caplog)
+    shutil.rmtree(shared)
+    forget_memory()
+    caplog.clear()
+    assert train(shared, 5)[0] == 0
+    assert f"step 40 passed over: {gone}" in words(caplog)
+
+
+def test_a_job_that_has_saved_elsewhere_hears_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A relative path of the job file leads to another directory, because the file has moved."""
+    train(tmp_path / "before", 10)
+    assert train(tmp_path / "after", 5)[0] == 0
+    there = f"this job has saved elsewhere: step 10 was saved in {tmp_path}/before/identity on "
+    assert there in words(caplog)
+
+
+def test_what_is_remembered_of_a_folder_helps_only_its_own_script_and_may_be_damaged(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    folder = tmp_path / "ns"
-    assert why_absent(folder, env) is None, "nothing is remembered"
-    remember(folder, 30, env)
+    folder, other, owner = tmp_path / "a" / "ns", tmp_path / "b" / "ns", Owner(name="gpt", script="/train.py")
+    assert last_seen(folder, env) is None and why_absent(folder, env) is None and not seen_elsewhere(folder, owner, env)
+    line = FIRST.fork(None, number=1, began_s=0.0, seed="a", owner=owner)
+    save = SaveId(step=30, attempt=0, run_id="r", line=line)
+    remember(folder, save, owner, env)
     assert why_absent(folder, env) is None, "it was removed from the same file system"
+    seen = last_seen(folder, env)
+    assert seen is not None and not seen.is_among([])
+    for step, of, is_among in (
+        (30, line, True),
+        (29, line, False),
+        (31, line.fork(30, number=2, began_s=0.0, seed="on", owner=owner), True),
+        (31, line.fork(20, number=2, began_s=0.0, seed="back", owner=owner), False),
+    ):
+        assert seen.is_among([replace(save, step=step, line=of)]) == is_among
+    assert seen_elsewhere(other, owner, env) is None, "it was removed"
+    folder.mkdir(parents=True)
+    assert seen_elsewhere(other, owner, env) == seen and seen_elsewhere(folder, owner, env) is None
+    for stranger in (replace(owner, name="bert"), replace(owner, script="/other.py")):
+        assert seen_elsewhere(other, stranger, env) is None
+    assert seen_elsewhere(tmp_path / "b" / "another", owner, env) is None
     file = next((tmp_path / "state" / "holdfast" / "namespaces").iterdir())
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mount": "/scratch"}))
-    assert f"on the file system at /scratch; now it is on that at {mount_of(folder)}" in (why_absent(folder, env) or "")
-    for text in ("", "[]", "{", '{"mount": 1}', "[" * 5000):
+    assert f"on the file system at /scratch; now that folder is on the file system at {mount_of(folder)}" in (
+        why_absent(folder, env) or ""
+    )
+    for text in ("", "[]", "{", '{"mount": 1}', "[" * 5000, file.read_text().replace("30", '"30"')):
         file.write_text(text)
-        assert why_absent(folder, env) is None
+        assert last_seen(folder, env) is None and why_absent(folder, env) is None
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name, newest_first
-from ckpt.tiers.last_seen import why_absent
+from ckpt.tiers.last_seen import Seen, last_seen, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
 
 _MEMORY = "memory"
@@ -48,6 +48,8 @@ class RestoreLeader(Part):
         self._line = FIRST  # whose newest step is restored
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
+        self._missing: Seen | None = None  # the last step that was written to the shared directory, if it is not there
+        self._elsewhere: Seen | None = None  # where this job has saved before, if nothing is here
         self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
         self._unread: dict[str, str] = {}  # shared tiers of which a step could not be read, with the reason
         self._foreseen = False  # a plan that may come is announced only once, because workers ask only once
@@ -119,6 +121,7 @@ class RestoreLeader(Part):
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._contents = await read_tier_contents(self._context, answers, timeout_s)
+        await self._look_back(held)
         stored = self._stored()
         saves = list(dict.fromkeys([*held, *stored]))
         if self._config.start_fresh and not any(save.run_id == self._place.run_id for save in saves):
@@ -148,6 +151,18 @@ class RestoreLeader(Part):
             yield from newest_first(descent, line)
             if line in begun:
                 return
+
+    async def _look_back(self, in_memory: Collection[SaveId]) -> None:
+        """Compares the shared directory with what earlier runs remember of it."""
+        tier, there = self._context.tiers.get("shared"), self._contents.held.get("shared")
+        if not isinstance(tier, SharedTier) or there is None:
+            return
+        seen = await in_thread(last_seen, tier.folder)
+        is_lost = seen is not None and any(one.step == seen.step for one in self._contents.lost)
+        if seen is not None and not is_lost and not seen.is_among(there):
+            self._missing = seen
+        if not (seen or in_memory or self._contents.lost or any(self._contents.held.values())):
+            self._elsewhere = await in_thread(seen_elsewhere, tier.folder, self._place.owner)
 
     async def _refuse_an_absent_disk(self) -> None:
         """Raises AgentError if the shared directory is empty because its file system is not mounted."""
@@ -187,13 +202,22 @@ class RestoreLeader(Part):
             steps = sorted(save.step for save in aside if save.line == line)
             why = "start_fresh" if plan.save is None else f"{self._line} is newer"
             left.append(f"{line} up to step {steps[-1]}: {why}")
-        skipped = tuple(dict.fromkeys([*plan.skipped, *((one.step, one.reason) for one in lost)]))
+        skipped = list(dict.fromkeys([*plan.skipped, *((one.step, one.reason) for one in lost)]))
+        notice = ""
+        if self._elsewhere is not None:
+            notice = f"this job has saved elsewhere: {self._elsewhere}"
+            left.append(notice)
+        if (seen := self._missing) is not None and seen.step > step:
+            skipped.append((seen.step, f"{seen}, and is not there any more"))
+        elif seen is not None:
+            notice = f"{seen}, and is not there any more: is the folder an older copy? Step {step} is restored"
+            self._listener.problem("the shared directory lacks its newest step", notice, seen.step)
         known = [save.step for save in saves if self._line.has(save.line.id, save.step)]
         numbers = [self._line.number, *(save.line.number for save in saves)]
         return replace(
             plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=not lost, left=tuple(left),
             newest=max((*known, *(one.step for one in lost)), default=None), next_number=1 + max(numbers),
-            began_s=time.time(),
+            began_s=time.time(), notice=notice,
         )  # fmt: skip
 
     def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:

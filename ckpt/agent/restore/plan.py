@@ -51,6 +51,7 @@ class Plan:
     newest: int | None = None  # the newest step of the namespace, whether it can be restored or not
     is_head: bool = True  # whether no newer step of its line may come to light later
     left: tuple[str, ...] = ()  # what stays aside, in words: steps of other lines, and why
+    notice: str = ""  # what the user should know of the folder, in words
     next_number: int = 1  # of the next line that begins
     began_s: float = 0.0  # CLOCK_REALTIME: when it begins
 

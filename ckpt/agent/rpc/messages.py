@@ -32,7 +32,7 @@ def check(request: Mapping[str, Any], *ways: Way) -> dict[str, Any]:
 # From a worker to its node's agent. The first message is "hello".
 OF_WORKER = Way("worker", "agent", {
     "plan": message("Requests the restore plan. `step` is null if there is nothing to restore.",
-        deadline="plan_s", answer="save tier world_size skipped generation pinned next_line is_head committed"),
+        deadline="plan_s", answer="save tier world_size skipped generation pinned next_line is_head committed notice"),
     "foreseen": message(
         "Requests the provisional plan, which exists while lost shards are being rebuilt. No plan: `step` is null.",
         deadline="plan_s", answer="step world_size"),
