@@ -36,6 +36,7 @@ from ckpt.agent.stop import Stop
 from ckpt.agent.tasks import Tasks
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import CheckpointError
+from ckpt.format.line import Line
 from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
@@ -297,9 +298,10 @@ class Agent:
                 self._workers_loaded.set()
                 self._saves.staged(client, message)
             case "drop_shard":
-                self._saves.drop_shard(message["step"], f"rank {message['rank']}: {message['reason']}")
+                line, reason = Line.from_json(message["descent"]), f"rank {message['rank']}: {message['reason']}"
+                self._saves.drop_shard(message["step"], line, reason)
             case "drop_up_to":
-                await self._saves.drop_up_to(message["step"], message["rank"])
+                await self._saves.drop_up_to(message["step"], Line.from_json(message["descent"]), message["rank"])
             case "await_saves":
                 await self._saves.await_saves(is_closing=message.get("closing", False))
             case "bye":

@@ -264,8 +264,11 @@ def test_steps_that_are_not_there_any_more_are_named(tmp_path: Path, caplog: pyt
     assert f"step 40 passed over: {gone}" in words(caplog)
 
 
-def test_a_job_that_has_saved_elsewhere_hears_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_has_saved_elsewhere_hears_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A relative path of the job file leads to another directory, because the file has moved."""
+    monkeypatch.setattr("__main__.__file__", "/a/train.py", raising=False)
     train(tmp_path / "before", 10)
     assert train(tmp_path / "after", 5)[0] == 0
     there = f"this job has saved elsewhere: step 10 was saved in {tmp_path}/before/identity on "

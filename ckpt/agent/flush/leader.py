@@ -174,9 +174,6 @@ class FlushLeader(Part):
             )  # fmt: skip
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
-                if isinstance(tier, SharedTier):
-                    with suppress(AgentError):  # the home directory does not answer
-                        await in_time(self._deadlines.answer_s, remember, tier.folder, save, self._place.owner)
                 await self._retain(name, tier, self._sections[name].keep)
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
@@ -187,6 +184,9 @@ class FlushLeader(Part):
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
+        if isinstance(tier, SharedTier):
+            with suppress(AgentError):  # the home directory does not answer
+                await in_time(self._deadlines.answer_s, remember, tier.folder, save, self._place.owner)
 
     async def _write_locally(self, name: str, save: SaveId) -> None:
         """All nodes write, then all commit. So no node commits a step that another could not write."""
