@@ -19,7 +19,7 @@ from typing import Any
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
+from ckpt.agent.flush.tier_contents import LostStep, TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
@@ -27,7 +27,7 @@ from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
 from ckpt.format.shard_record import SaveId
-from ckpt.tiers.catalog import directory_name, newest_first
+from ckpt.tiers.catalog import directory_name, is_of_run, newest_first
 from ckpt.tiers.last_seen import Seen, last_seen, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
 
@@ -124,15 +124,37 @@ class RestoreLeader(Part):
         await self._look_back(held)
         stored = self._stored()
         saves = list(dict.fromkeys([*held, *stored]))
-        if self._config.start_fresh and not any(save.run_id == self._place.run_id for save in saves):
+        ours = self._restorable(saves)
+        if self._has_to_begin(ours):
             self._line = newest_line(saves, self._contents.lines)
             return self._in_descent(Plan(), saves)
-        for save in self._candidates(saves):
+        for save in self._candidates(ours):
             plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
                 return self._in_descent(plan, saves)
-        await self._refuse_to_start_anew(saves)
+        await self._refuse_to_start_anew(ours)
         return self._in_descent(Plan(skipped=tuple(self._skipped)), saves)
+
+    def _restorable(self, saves: list[SaveId]) -> list[SaveId]:
+        """With `start_fresh` those of this run only, unless its user has gone back to another line since."""
+        begun = newest_line(saves, self._contents.lines)
+        if not self._config.start_fresh or (begun in self._contents.lines and any(map(self._is_ours, saves))):
+            return saves
+        return list(filter(self._is_ours, saves))
+
+    def _has_to_begin(self, ours: list[SaveId]) -> bool:
+        """Whether this is the first attempt of a run with `start_fresh`, or none before it has saved a step."""
+        may_have = self._place.attempt and (self._lost or self._contents.unreadable)
+        return self._config.start_fresh and not ours and not may_have
+
+    def _is_ours(self, save: SaveId) -> bool:
+        return save.run_id == self._place.run_id
+
+    @property
+    def _lost(self) -> list[LostStep]:
+        """The steps in lower tiers that cannot be restored; with `start_fresh` those of this run."""
+        run_id, is_fresh = self._place.run_id, self._config.start_fresh
+        return [one for one in self._contents.lost if not is_fresh or is_of_run(one.name, run_id)]
 
     def _candidates(self, saves: list[SaveId]) -> Iterator[SaveId]:
         """The saves of the newest line's descent, newest first. Of one step, this run's attempts first, latest first.
@@ -140,7 +162,7 @@ class RestoreLeader(Part):
         A line that has nothing but shards in memory may have been lost before its first commit. Then the line before it
         follows. A line with a step in a lower tier is never passed over.
         """
-        ours = {save: save.run_id == self._place.run_id for save in saves}
+        ours = {save: self._is_ours(save) for save in saves}
         in_order = sorted(saves, key=lambda save: (ours[save], save.attempt if ours[save] else 0), reverse=True)
         begun = {*self._contents.lines, *(save.line for saves in self._contents.held.values() for save in saves)}
         tried: set[SaveId] = set()
@@ -175,10 +197,12 @@ class RestoreLeader(Part):
         """Raises AgentError if lower tiers have steps of this namespace, but none that can be restored."""
         if unread := [*self._contents.unreadable, *self._unread.values()]:
             raise AgentError(f"no memory holds a complete step, and {'; '.join(unread)}")
-        stored = {save.step for name, held in self._contents.held.items() for save in held}
-        lost = {one.step: one.reason for one in self._contents.lost}
+        stored = {save.step for held in self._contents.held.values() for save in held if save in saves}
+        lost = {one.step: one.reason for one in self._lost}
+        is_fresh = self._config.start_fresh
         if not stored and not lost:
-            await self._refuse_an_absent_disk()
+            if not is_fresh:
+                await self._refuse_an_absent_disk()
             return
         reasons = {**lost, **{step: reason for step, reason in self._skipped if step in stored}}
         each = "; ".join(
@@ -186,9 +210,11 @@ class RestoreLeader(Part):
         )
         if aside := sorted({str(save.line) for save in saves if not self._line.has(save.line.id, save.step)}):
             each = "; ".join(filter(None, (each, f"{', '.join(aside)} has other steps: see `holdfast ckpt rollback`")))
+        whose = "this run has saved steps, and none of them" if is_fresh else "has steps, and none"
+        again = "start the job anew" if is_fresh else "set `checkpoint: {start_fresh: true}`"
         raise NoneRestorable(
-            f"namespace {self._config.namespace} has steps, and none can be restored: {each}. Training does not begin "
-            "again at step 0 by itself: repair them, choose another namespace, or set `checkpoint: {start_fresh: true}`"
+            f"namespace {self._config.namespace}{': ' if is_fresh else ' '}{whose} can be restored: {each}. Training "
+            f"does not begin again at step 0 by itself: repair them, choose another namespace, or {again}"
         )
 
     def _in_descent(self, plan: Plan, saves: list[SaveId]) -> Plan:
