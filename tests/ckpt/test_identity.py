@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from ckpt.checkpointer import Checkpointer
+from ckpt.cli.app import app
 from ckpt.config import CheckpointConfig
 from ckpt.errors import AgentError, ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT
@@ -155,6 +157,14 @@ def test_a_script_that_always_goes_back_damages_nothing(tmp_path: Path, caplog: 
     assert "it continues step 20, and the newest step is 40" in words(caplog)
     assert not list(tmp_path.glob("identity/bad-*")) and len(manifests(tmp_path)) <= 3 + 2 * 2 + 2
     assert train(tmp_path, 41)[0] == 40
+
+
+def test_after_a_rollback_the_runs_go_on_from_what_they_have_saved_since(tmp_path: Path) -> None:
+    train(tmp_path, 40)
+    assert CliRunner().invoke(app, ["rollback", str(tmp_path / "identity"), "--to", "20"]).exit_code == 0
+    assert train(tmp_path, 30) == (20, 20.0)
+    assert train(tmp_path, 31) == (30, 30.0)
+    assert stored(tmp_path) == [30, 20, 40, 30], "the steps that were left are of a line of their own"
 
 
 def test_the_last_step_of_a_run_that_ends_well_is_on_disk(tmp_path: Path) -> None:

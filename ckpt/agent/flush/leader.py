@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
@@ -185,7 +184,7 @@ class FlushLeader(Part):
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
         if isinstance(tier, SharedTier):
-            with suppress(AgentError):  # the home directory does not answer
+            with contextlib.suppress(AgentError):  # the home directory does not answer
                 await in_time(self._deadlines.answer_s, remember, tier.folder, save, self._place.owner)
 
     async def _write_locally(self, name: str, save: SaveId) -> None:

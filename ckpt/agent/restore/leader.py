@@ -238,10 +238,12 @@ class RestoreLeader(Part):
         elif seen is not None:
             notice = f"{seen}, and is not there any more: is the folder an older copy? Step {step} is restored"
             self._listener.problem("the shared directory lacks its newest step", notice, seen.step)
+        # the step after which the newest line begins has a line that goes on with other steps
+        is_head = not lost and (plan.save is None or plan.save.line == self._line)
         known = [save.step for save in saves if self._line.has(save.line.id, save.step)]
         numbers = [self._line.number, *(save.line.number for save in saves)]
         return replace(
-            plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=not lost, left=tuple(left),
+            plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=is_head, left=tuple(left),
             newest=max((*known, *(one.step for one in lost)), default=None), next_number=1 + max(numbers),
             began_s=time.time(), notice=notice,
         )  # fmt: skip
