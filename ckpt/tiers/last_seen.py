@@ -92,7 +92,7 @@ def seen_elsewhere(folder: Path, owner: Owner, env: Mapping[str, str] = os.envir
         return None
     for seen in filter(None, (_read(Path(entry.path)) for entry in files)):
         there = Path(seen.folder)
-        is_ours = (there.name, seen.name, seen.script) == (folder.name, owner.name, owner.script)
+        is_ours = (there.name, seen.name) == (folder.name, owner.name) and _is_same(seen.script, owner.script)
         if is_ours and owner.script and there != folder and there.exists():
             return seen
     return None
@@ -115,6 +115,10 @@ def mount_of(path: Path) -> str:
     points = [line.split()[_MOUNT_POINT].replace("\\040", " ") for line in _MOUNTS.read_text().splitlines()]
     below = [point for point in points if real == point or real.startswith(f"{point.rstrip('/')}/")]
     return max(below, key=len, default="/")
+
+
+def _is_same(script: str, other: str) -> bool:
+    return os.path.realpath(script) == os.path.realpath(other)
 
 
 def _read(path: Path) -> Seen | None:

@@ -304,7 +304,11 @@ def test_what_is_remembered_of_a_folder_helps_only_its_own_script_and_may_be_dam
         assert seen.is_among([replace(save, step=step, line=of)]) == is_among
     assert seen_elsewhere(other, owner, env) is None, "it was removed"
     folder.mkdir(parents=True)
-    assert seen_elsewhere(other, owner, env) == seen and seen_elsewhere(folder, owner, env) is None
+    roundabout = replace(owner, script="/conf/../train.py")
+    assert (
+        seen_elsewhere(other, roundabout, env) == seen_elsewhere(other, owner, env) == seen
+        and seen_elsewhere(folder, owner, env) is None
+    )
     for stranger in (replace(owner, name="bert"), replace(owner, script="/other.py")):
         assert seen_elsewhere(other, stranger, env) is None
     assert seen_elsewhere(tmp_path / "b" / "another", owner, env) is None

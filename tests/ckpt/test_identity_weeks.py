@@ -157,6 +157,7 @@ class Week:
                     await world.monitors[0].event("line")
                 await world.await_saves()
                 self.reached = step
+            assert plan["save"] or not world.monitors[0].seen("line"), "a start at 0 has been told already"
         return True
 
     async def _check(self, world: World, plan: dict[str, Any]) -> None:

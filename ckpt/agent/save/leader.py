@@ -194,9 +194,11 @@ class SaveLeader(Part):
     def _report_line(self, save: SaveId) -> None:
         """Reports the first save of a line that does not continue from the newest step of the namespace."""
         line, plan = save.line, self._restored()
-        if line.id == self._reported or plan is None or (plan.save is None and not plan.skipped and not plan.left):
+        if line.id == self._reported or plan is None:
             return
-        self._reported = line.id
+        is_first, self._reported = not self._reported, line.id
+        if plan.save is None and is_first:
+            return  # the report of the restore has said why it begins at step 0
         if plan.save is None or line.id != plan.save.line.id:
             origin = line.ancestors[0][1] if line.ancestors else None
             self._listener.to_monitors("line", step=save.step, origin=origin, newest=plan.newest, line=line.id)
