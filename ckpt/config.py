@@ -43,7 +43,7 @@ class CheckpointConfig:
         default=False,
         metadata={
             "description": "Whether the run begins at step 0 although the namespace has steps. They stay as a line of "
-            "their own. Later attempts of the run continue its own steps.",
+            "their own. Later attempts of the run continue its own steps; the job ends if none can be restored.",
             "example": True,
         },
     )

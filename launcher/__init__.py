@@ -1,6 +1,6 @@
 """Submits a job, supervises it, recovers it. Importing it needs neither torch nor MPI.
 
-    cli/           the `holdfast` command; progress.py follows `run`, waiting.py `wait`
+    cli/           the `holdfast` command; progress.py follows `run` (with folder_watch.py), waiting.py `wait`
     screen/        the screens of `status --watch` and `top`
     executor       submitit's executor; job.py: the job that it returns
     submission/    submits a job to Slurm or to the local cluster, or runs it inside an existing Slurm job

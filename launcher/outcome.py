@@ -80,6 +80,8 @@ def kept(status: JobStatus, why_unsaved: str) -> str:
 def done(status: JobStatus) -> str:
     """The reason of a job that is done: where its newest step is, and each time it has not continued the newest one."""
     words = []
+    if status.idle_at is not None:
+        words.append(f"made no step: the script loaded step {status.idle_at}, and ended there")
     if status.committed:
         words.append(f"kept: {_below_memory(status) or 'no step: memory is freed with the job'}")
     return "; ".join([*words, *status.went_back])

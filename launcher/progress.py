@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from launcher.errors import LauncherError
+from launcher.folder_watch import FolderWatch
 from launcher.history.status import Event, JobStatus, StatusFold
 from launcher.history.view import duration, event_line, plural, standing, state_style
 from launcher.outcome import Outcome
@@ -77,11 +78,11 @@ def _view_of(job: KnownJob, console: Console, shows_output: bool, as_json: bool)
 
 
 def _follow(job: KnownJob, process: Process | None, view: _View) -> int:
-    interrupts = 0
+    interrupts, folder = 0, FolderWatch(job.folder)
     with view:
         while True:
             try:
-                _watch(process, view)
+                _watch(process, view, folder)
                 break
             except KeyboardInterrupt:
                 interrupts += 1
@@ -108,9 +109,11 @@ def _cancelled(job: KnownJob, view: _View) -> int:
     return EXIT_CANCELLED
 
 
-def _watch(process: Process | None, view: _View) -> None:
+def _watch(process: Process | None, view: _View, folder: FolderWatch) -> None:
     while process is not None and process.alive():
         view.update()
+        if (news := folder.news()) is not None:
+            view.say(news)
         time.sleep(_POLL_S)
     view.update()
 
@@ -121,6 +124,10 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         if status.state == "requeued":
             console.print(f"stopped at step {status.step}; nothing requeues a job on the local cluster", soft_wrap=True)
             return 1
+        if not job.folder.exists():
+            raise LauncherError(
+                f"job {job.job_id}: ended, because {job.folder} was removed while it ran; start it again"
+            )
         raise LauncherError(f"job {job.job_id}: its supervisor ended without an outcome; {last_words(job)}")
     outcome = result.name
     summary = Text.assemble((outcome, state_style(outcome)))
@@ -136,7 +143,7 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
     if outcome in ("done", "halted") and result.reason:
-        style = "yellow" if status.unsaved or status.went_back else ""
+        style = "yellow" if status.unsaved or status.went_back or status.idle_at is not None else ""
         console.print(Escaped(Text(result.reason, style=style)), soft_wrap=True)
     if outcome not in ("done", "halted", "cancelled"):
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)

@@ -36,6 +36,7 @@ from ckpt.agent.stop import Stop
 from ckpt.agent.tasks import Tasks
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import CheckpointError
+from ckpt.format.line import Line
 from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
@@ -94,6 +95,7 @@ class Agent:
         self._flush = FlushNode(context, self._saves)
         self._idle_exit = IdleExit(context)
         self._leads: list[Lead] = []
+        self._first: RestoreLeader | RejoinLeader | None = None
         self._lease: Lease | None = None  # that of node rank 0 is for all nodes
         self._finishing: asyncio.Future[None] | None = None
         self._finished = 0  # workers of this node that have sent "bye"
@@ -102,7 +104,8 @@ class Agent:
             flush = FlushLeader(context, self._lease, lambda: self._saves.newest)
             first = RejoinLeader if place.generation else RestoreLeader
             restored = lambda: self._loading.restored  # noqa: E731
-            self._leads += [first(context, self._lease, flush), SaveLeader(context, flush, restored)]
+            self._first = first(context, self._lease, flush)
+            self._leads += [self._first, SaveLeader(context, flush, restored)]
             self._leads.append(self._lease)
         if not place.is_holder:
             self._describe_redundancy()
@@ -152,7 +155,8 @@ class Agent:
             await self._ended.wait()
         finally:
             await tasks.cancel()
-            if self._lease and self._ended.is_set() and self._finished and not self._stop.agreed:
+            is_over = self._finished or (isinstance(self._first, RestoreLeader) and self._first.is_refused)
+            if self._lease and self._ended.is_set() and is_over and not self._stop.agreed:
                 await self._lease.release()
             await self._listener.close()
             self._node_disk.leave()
@@ -294,9 +298,10 @@ class Agent:
                 self._workers_loaded.set()
                 self._saves.staged(client, message)
             case "drop_shard":
-                self._saves.drop_shard(message["step"], f"rank {message['rank']}: {message['reason']}")
+                line, reason = Line.from_json(message["descent"]), f"rank {message['rank']}: {message['reason']}"
+                self._saves.drop_shard(message["step"], line, reason)
             case "drop_up_to":
-                await self._saves.drop_up_to(message["step"], message["rank"])
+                await self._saves.drop_up_to(message["step"], Line.from_json(message["descent"]), message["rank"])
             case "await_saves":
                 await self._saves.await_saves(is_closing=message.get("closing", False))
             case "bye":

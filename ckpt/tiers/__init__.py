@@ -12,7 +12,7 @@ own_folder the folder of a namespace, held open while it is written to
 claim      the file that names the live run that writes to a namespace
 retention  which steps may be removed
 quarantine the names of damaged steps that are set aside, and the reasons
-last_seen  what this user remembers of a shared directory, to notice that its file system is not mounted
+last_seen  what this user remembers of a shared directory, to notice that it is another one, or not mounted
 lines      the lines of descent in a tier: begins one, compares two
 copying    copies one step to another tier
 lookup     the tiers that a path or URL on a command line names

@@ -21,7 +21,7 @@ class Known:
 
     Attributes:
         save: the newest save that can be restored; None if there is none.
-        is_head: False if newer steps exist that cannot be restored now.
+        is_head: False if newer steps of its line exist: they cannot be restored now, or the user went back before them.
         skipped: whether steps were passed over.
         next_number, began_s: of a line that begins in this attempt.
     """

@@ -18,6 +18,7 @@ from ckpt.agent.rpc.transport import world_of
 from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.fork import drop_descriptors_below, let_go_when_forked
+from ckpt.format.line import FIRST
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
 from ckpt.timeouts import WorkerDeadlines
@@ -74,6 +75,7 @@ class Engine:
         self._cadence: Cadence | None = None
         self._is_forked = self._is_closed = False
         self._delays_collection = False
+        self._only_loaded: SavedStep | None = None  # the step that was loaded, while no further one is made
         let_go_when_forked(self)
         elastic_event.register(self)
 
@@ -137,6 +139,7 @@ class Engine:
             seconds = time.monotonic() - started
             session.loaded(saved, seconds)
             loaded = saved.step
+            self._only_loaded = saved
             if self.rank == 0:
                 whose = saved.save.line.whose if saved.save else ""
                 of = f"namespace {self._config.namespace}{f', saved by {whose},' if whose else ''}"
@@ -224,6 +227,7 @@ class Engine:
     def _save(self, step: int, nbytes: int, stage: Stage, *, flush: bool) -> None:
         if not isinstance(step, int) or not 0 <= step < _STEPS_END:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0 and below {_STEPS_END}")
+        self._only_loaded = None
         if _saving.setdefault(self._slots, self) is not self:
             raise ConfigError(
                 f"rank {self.rank}: another Checkpointer of this process saves to the same memory; use one"
@@ -250,6 +254,7 @@ class Engine:
         return self._cadence is not None
 
     def _boundaries(self) -> Cadence:
+        self._only_loaded = None
         if self._cadence is None:
             self.connect()  # the agent clears the board before it listens
             lower = [tier.every_steps for tier in self._config.lower.values()]
@@ -318,6 +323,7 @@ class Engine:
             del _standalone[_key(self._config)]
         elastic_event.forget(self)
         self._leave_slots()
+        self._warn_of_no_step()
         with self._lock:
             if self._session:
                 self._session.close(wait=wait)
@@ -328,6 +334,15 @@ class Engine:
             self._stager.close()
             if self._agents:
                 self._agents.close(together=together)
+
+    def _warn_of_no_step(self) -> None:
+        """Two projects of one namespace: the second one finds the training of the first one at its end."""
+        line = self._only_loaded.save.line if self._only_loaded and self._only_loaded.save else FIRST
+        ours = self.place.owner.script
+        is_namesake = line.script != ours and os.path.basename(line.script) == os.path.basename(ours)
+        if self._only_loaded and self._agents and is_namesake and self.rank == 0:
+            text = "no step was made: step %d of namespace %s was loaded, saved by %s. Is it another project's?"
+            log.warning(text, self._only_loaded.step, self._config.namespace, line.whose)
 
     def let_go(self) -> None:
         """Detaches a process that was forked from this one: it takes no part in the checkpoints, whatever it calls."""

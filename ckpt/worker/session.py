@@ -15,6 +15,7 @@ from ckpt.agent.rpc.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, CheckpointError, CopyError
 from ckpt.format.layout import Layout
+from ckpt.format.line import Line
 from ckpt.format.shard_record import SaveId
 from ckpt.memory.arena import Arena, Slot, Use
 from ckpt.native.memcpy import threads_per_rank
@@ -77,7 +78,8 @@ class Session:
         self._hopeless = ""  # why no save can be committed at present; empty if saves work
         self._dropped_here: deque[int] = deque(maxlen=_REMEMBER)  # steps of which this rank staged no shard
         self._away_since_s = 0.0  # when the agent, or its world, was lost
-        self._dropped_up_to = self._dropped_away = 0  # last step dropped without an agent, and the number of them
+        self._dropped_away = 0  # number of steps dropped without an agent
+        self._dropped_last: tuple[int, Line] | None = None  # the last of them
         self._closed = threading.Event()
         self._lock = threading.RLock()  # guards all state that the agent's events change
         self._arena = Arena(place.ram_dir, identity.local_rank, config.slots)
@@ -99,6 +101,8 @@ class Session:
         self._generation = int(reply["generation"])
         for skipped in reply.get("skipped", []):
             log.warning("rank %d: step %s passed over: %s", identity.rank, skipped["step"], skipped["reason"])
+        if reply["notice"] and identity.rank == 0:
+            log.warning("namespace %s: %s", config.namespace, reply["notice"])
         self._arena.adopt(newest.save, pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False
@@ -234,17 +238,17 @@ class Session:
                     self._arena.give_back(slot)
                     slot, reason = None, f"no memory for {nbytes} bytes in {self._place.ram_dir}: {error.strerror}"
             if slot is None:
-                self._drop(step, reason)
+                self._drop(step, line, reason)
                 return
             try:
                 layout, copies = stage(slot)
             except CopyError as error:
                 self._arena.give_back(slot)
-                self._drop(step, str(error))
+                self._drop(step, line, str(error))
                 return
             except BaseException:
                 self._arena.give_back(slot)
-                self._send("drop_shard", step=step, rank=self._identity.rank, reason="staging failed")
+                self._send_drop("drop_shard", step, line, reason="staging failed")
                 raise
             message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
             message |= {"descent": line.to_json(), "tokens": tokens, "flush": flush}
@@ -271,7 +275,7 @@ class Session:
             agent.send("staged", **message)
         except (AgentError, CopyError) as error:
             self._arena.give_back(slot)
-            self._drop(message["step"], str(error))
+            self._drop(message["step"], Line.from_json(message["descent"]), str(error))
             return
         if self._identity.rank == 0:
             log.info("saved step %d to memory: %s", message["step"], rate(nbytes, time.monotonic() - started))
@@ -367,9 +371,9 @@ class Session:
         level = logging.WARNING if self._identity.rank == 0 else logging.DEBUG
         text = "rank %d: saving goes on after %.1f s without an agent; %d saves were dropped"
         log.log(level, text, self._identity.rank, away_s, self._dropped_away)
-        if self._dropped_away:  # ranks that reconnected earlier may have saved some of these, and wait for this rank
-            self._send("drop_up_to", step=self._dropped_up_to, rank=self._identity.rank)
-            self._dropped_away = 0
+        if self._dropped_last:  # ranks that reconnected earlier may have saved some of these, and wait for this rank
+            self._send_drop("drop_up_to", *self._dropped_last)
+        self._dropped_last, self._dropped_away = None, 0
 
     def _take(self, step: int) -> tuple[Slot | None, str]:
         """A free slot, waiting within the deadline; or the reason why there is none."""
@@ -451,15 +455,18 @@ class Session:
             self._away_since_s = time.monotonic()
         self._hopeless = reason
 
-    def _drop(self, step: int, reason: str) -> None:
+    def _drop(self, step: int, line: Line, reason: str) -> None:
         self._dropped_here.append(step)
-        self._send("drop_shard", step=step, rank=self._identity.rank, reason=reason)
+        self._send_drop("drop_shard", step, line, reason=reason)
         if self._hopeless:
-            self._dropped_up_to = step
+            self._dropped_last = step, line
             self._dropped_away += 1
             self.failed_saves += 1
             return
         self._count("step %d is dropped: %s", step, reason)
+
+    def _send_drop(self, op: str, step: int, line: Line, **reason: str) -> None:
+        self._send(op, step=step, rank=self._identity.rank, descent=line.to_json(), **reason)
 
     def _count(self, message: str, *args: object) -> None:
         self.failed_saves += 1

@@ -83,6 +83,7 @@ class JobStatus:
         pace: the steps per second since the first start, in equal parts of the time, oldest first.
         waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
         went_back: the last times that the job continued from an older step than the newest one, or from none, in words.
+        idle_at: the step that was loaded, if the last attempt has ended well without a further one; else None.
         node_steps: from node to the step of its slowest rank now, if it is known. Not from the events.
     """
 
@@ -114,6 +115,7 @@ class JobStatus:
     pace: tuple[float, ...] = ()
     waits_until_s: float | None = None
     went_back: tuple[str, ...] = ()
+    idle_at: int | None = None
     node_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -167,6 +169,7 @@ class StatusFold:
         size, lost_time, recoveries, pace: the folds of these parts of the status.
         failed_saves: the last failed saves: attempt, step and tier. Several nodes may report the same save.
         missing: from tier to the newest step that did not reach it.
+        loaded: the step that the script has loaded in this attempt; None if it has loaded none.
         recent: the last events.
         speed: time and step of the last reports of a step.
     """
@@ -182,6 +185,7 @@ class StatusFold:
     pace: Pace = field(default_factory=Pace)
     failed_saves: list[tuple[int | None, int | None, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
+    loaded: int | None = None
     recent: list[dict[str, Any]] = field(default_factory=list)
     speed: list[tuple[float, int]] = field(default_factory=list)
 
@@ -278,6 +282,7 @@ class StatusFold:
 
     def _on_attempt_start(self, event: Event) -> None:
         self.speed.clear()
+        self.loaded = None
         state = "recovering" if event.get("attempt") else "starting"
         self._set(
             state=self.known.state if self.known.state == "resizing" else state,
@@ -297,8 +302,10 @@ class StatusFold:
         step = event.get("step") or 0
         self._go_on_from(step)
         self._set(step=step)
-
         self._note_descent(event)
+
+    def _on_loaded(self, event: Event) -> None:
+        self.loaded = event.get("step")
 
     def _on_line(self, event: Event) -> None:
         self._note_descent(event)
@@ -391,6 +398,8 @@ class StatusFold:
         self._stopped_training(event)
         if event.get("outcome") == "stopped":
             self._set(state="requeued")
+        is_idle = event.get("outcome") == "done" and self.loaded is not None and (event.get("step") or 0) <= self.loaded
+        self._set(idle_at=self.loaded if is_idle else None)
 
     def _on_job_end(self, event: Event) -> None:
         self._stopped_training(event)

@@ -132,7 +132,7 @@ class Leadership:
         if number >= self.term or self._taken is None:
             return number
         if not (self._job_dir / "secret").exists():
-            there = self._job_dir if self._job_dir.exists() else self._job_dir.parent
+            there = next(path for path in (self._job_dir, *self._job_dir.parents) if path.exists())
             if os.stat(there).st_dev == self._device:
                 raise FolderRemovedError(f"{self._job_dir}: removed while the job ran; submit the job again")
             raise OSError(errno.ESTALE, "our term is not there", str(self._job_dir / "terms"))

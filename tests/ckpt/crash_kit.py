@@ -130,18 +130,17 @@ class Trainers:
         """With the agents of a later generation."""
         self._world = world
 
-    async def save(self, step: int, line: Line = LINE) -> None:
-        """All save; returns when all have heard of the commit."""
+    async def save(self, step: int, line: Line = LINE, *, salt: int = 0) -> None:
+        """All save; returns when all have heard of the commit. The content is that of step + salt."""
         pairs = list(zip(self._world.workers, self._arenas, strict=True))
         for worker, arena in pairs:
-            _stage(worker, arena, step, line)
+            _stage(worker, arena, step, line, content(worker.rank, step + salt))
         for worker, arena in pairs:
             event = await worker.event("committed", step=step)
             arena.committed(step, pinned=event["pinned"])
 
 
-def _stage(worker: Worker, arena: Arena, step: int, line: Line) -> None:
-    data = content(worker.rank, step)
+def _stage(worker: Worker, arena: Arena, step: int, line: Line, data: bytes) -> None:
     slot = arena.take(step)
     assert slot is not None, arena.describe()
     slot.reserve(len(data))[: len(data)] = data

@@ -91,7 +91,7 @@ REFUSED = layout(5000).to_json() | {"chunks": [["x", "uint8", [5000], [], [5000]
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"op": "drop_shard", "reason": "no slot in time"}, "rank 3: no slot in time"),
+        ({"op": "drop_shard", "descent": OF, "reason": "no slot in time"}, "rank 3: no slot in time"),
         (
             {"op": "staged", "slot": 0, "layout": REFUSED, "descent": OF},
             "the shard of rank 3 was refused: layout: bad chunk",
@@ -137,7 +137,7 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
             worker.save(10, 0)
             await until(lambda: 10 in saves._in_flight)
             slow = saves._in_flight[10].tasks.hold(slow_to_end())
-            world.workers[1].send(op="drop_shard", step=10, rank=1, reason="no memory")
+            world.workers[1].send(op="drop_shard", step=10, rank=1, descent=OF, reason="no memory")
             await until(lambda: 10 not in saves._in_flight)
             flush = asyncio.ensure_future(worker.request("await_saves"))
             await worker.request("nonsense")  # the one before has been looked at by now
@@ -152,7 +152,7 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
 def test_a_rank_that_comes_late_with_a_dropped_step_is_told(tmp_path):
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            world.workers[0].send(op="drop_shard", step=10, rank=0, reason="no memory")
+            world.workers[0].send(op="drop_shard", step=10, rank=0, descent=OF, reason="no memory")
             await world.workers[0].event("dropped", step=10)
             await until(lambda: world.monitors[0].seen("problem"))
             world.workers[1].save(10, 0)
@@ -310,7 +310,8 @@ MALFORMED = [
     {"op": "staged", "slot": 0, "step": 1, "rank": 5, "layout": ONE, "descent": OF},
     {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": {"nbytes": 1}, "descent": OF},
     {"op": "staged", "slot": 0, "step": 1, "rank": 0, "layout": ONE, "descent": {"number": 1}},
-    {"op": "drop_shard", "step": "x", "rank": 0, "reason": ""},
+    {"op": "drop_shard", "step": "x", "rank": 0, "descent": OF, "reason": ""},
+    {"op": "drop_shard", "step": 1, "rank": 0, "descent": {"number": 1}, "reason": ""},
     {"op": "damaged", "rank": None, "path": "x"},
     {"op": "open", "rank": 0, "blocks": None},
     {"op": "open", "rank": "x", "blocks": None},

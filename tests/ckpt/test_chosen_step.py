@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from agent_kit import LINE, NAMESPACE, RUN_ID, World, config, content, lose, run, save_id, until
+from agent_kit import DEADLINES, LINE, NAMESPACE, RUN_ID, World, config, content, lose, run, save_id, until
 from trainer_kit import Node, checkpointer, settle
 
 from ckpt.agent.shards.memory_store import MemoryStore
@@ -210,6 +211,52 @@ def test_a_save_after_a_chosen_step_begins_a_line_and_the_steps_of_the_other_one
                 assert (await world.workers[0].request("choose", step=20))["step"] == 20
             lose(tmp_path, *NODES)
         assert not any(tier.quarantined() for tier in tiers)
+
+    run(test)
+
+
+BACK = LINE.fork(10, number=2, began_s=0.0, seed="back", owner=NOBODY)
+PATIENT = replace(DEADLINES, seal_s=600, protect_s=600)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_rank_that_cannot_make_the_first_save_after_going_back_is_waited_for_by_no_other(
+    tmp_path: Path, is_first: bool
+) -> None:
+    """The line before it has committed this step, or a later one."""
+
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, config(), deadlines=PATIENT) as world:
+            for slot, step in enumerate((10, 20)):
+                await world.save(step, slot)
+            able, unable = world.workers
+            if not is_first:
+                able.save(15, 0, line=BACK)
+                await until(lambda: world.has_sealed(0, 15))
+            unable.send(op="drop_shard", step=15, rank=1, descent=BACK.to_json(), reason="no memory")
+            await unable.event("dropped", step=15)
+            if is_first:
+                able.save(15, 0, line=BACK)
+            assert (await able.event("dropped", step=15))["reason"].endswith(("no memory", "dropped already"))
+            await world.save(20, 1, line=BACK)
+
+    run(test)
+
+
+def test_a_drop_of_the_line_that_was_left_drops_no_save_of_the_same_step_of_the_next_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with World(tmp_path, NODES, 0, config(), deadlines=PATIENT) as world:
+            await world.save(10, 0)
+            ahead, behind = world.workers
+            ahead.save(20, 1, line=BACK)
+            await until(lambda: world.has_sealed(0, 20))
+            behind.send(op="drop_shard", step=20, rank=1, descent=LINE.to_json(), reason="no memory")
+            reason = (await behind.event("dropped", step=20))["reason"]
+            assert reason.startswith("rank 1: no memory")
+            behind.save(20, 1, line=BACK)
+            for worker in world.workers:
+                await worker.event("committed", save=save_id(20, 0, BACK).to_json())
+            assert not ahead.seen("dropped")
 
     run(test)
 

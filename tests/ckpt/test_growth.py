@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import waiting
-from agent_kit import DEADLINES, World, config, content, lose, run, until
+from agent_kit import DEADLINES, LINE, World, config, content, lose, run, until
 from trainer_kit import Node, settle
 
 from ckpt.tiers.posix import SharedTier
@@ -107,7 +107,7 @@ def one_rank_cannot_save(world: World, patch: pytest.MonkeyPatch) -> None:
     last = world.workers[-1]
 
     def skip(step: int, slot: int, data: bytes) -> None:
-        last.send(op="drop_shard", step=step, rank=last.rank, reason="no memory")
+        last.send(op="drop_shard", step=step, rank=last.rank, descent=LINE.to_json(), reason="no memory")
 
     patch.setattr(last, "save", skip)
 

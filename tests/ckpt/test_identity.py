@@ -16,21 +16,25 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from ckpt.checkpointer import Checkpointer
+from ckpt.cli.app import app
 from ckpt.config import CheckpointConfig
 from ckpt.errors import AgentError, ConfigError
 from ckpt.format.atomic_files import MEMORY_ROOT
+from ckpt.format.line import FIRST, Owner
 from ckpt.format.manifest import NAME
-from ckpt.format.shard_record import seal_json, unseal_json
+from ckpt.format.shard_record import SaveId, seal_json, unseal_json
 from ckpt.tiers.claim import Claim
-from ckpt.tiers.last_seen import mount_of, remember, why_absent
+from ckpt.tiers.last_seen import last_seen, mount_of, remember, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
 from ckpt.worker.standalone.memory_dir import memory_directory, run_id
 
 
 @pytest.fixture(autouse=True)
-def memory() -> Iterator[None]:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     root = MEMORY_ROOT / f"holdfast-{os.getuid()}"
     before = set(root.glob("solo-identity-*"))
     yield
@@ -155,6 +159,14 @@ def test_a_script_that_always_goes_back_damages_nothing(tmp_path: Path, caplog: 
     assert train(tmp_path, 41)[0] == 40
 
 
+def test_after_a_rollback_the_runs_go_on_from_what_they_have_saved_since(tmp_path: Path) -> None:
+    train(tmp_path, 40)
+    assert CliRunner().invoke(app, ["rollback", str(tmp_path / "identity"), "--to", "20"]).exit_code == 0
+    assert train(tmp_path, 30) == (20, 20.0)
+    assert train(tmp_path, 31) == (30, 30.0)
+    assert stored(tmp_path) == [30, 20, 40, 30], "the steps that were left are of a line of their own"
+
+
 def test_the_last_step_of_a_run_that_ends_well_is_on_disk(tmp_path: Path) -> None:
     train(tmp_path, 17, every=100)
     forget_memory()
@@ -181,6 +193,21 @@ def test_two_machines_of_one_name_are_two_runs(tmp_path: Path, monkeypatch: pyte
     assert not claim.yields_to(replace(claim, run_id=there, attempt=2, nonce="b"))
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="renamed"))
     assert claim.yields_to(replace(claim, run_id=here, attempt=2))
+
+
+def test_a_project_that_finds_anothers_training_at_its_end_hears_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for script, said in (("/a/train.py", ""), ("/a/train.py", ""), ("/a/eval.py", ""), ("/b/train.py", "/a/train.py")):
+        monkeypatch.setattr("__main__.__file__", script, raising=False)
+        caplog.clear()
+        train(tmp_path, 20)
+        if said:
+            assert f"no step was made: step 20 of namespace identity was loaded, saved by script {said}, user" in words(
+                caplog
+            )
+        else:
+            assert not words(caplog), script
 
 
 def test_a_namespace_belongs_to_a_jobs_name() -> None:
@@ -218,33 +245,88 @@ def test_a_shared_directory_that_is_not_mounted_stops_the_start(tmp_path: Path) 
         forget_memory()
     finally:
         subprocess.run(["umount", "--lazy", shared], check=True)
-    with pytest.raises(AgentError, match=r"step 10 was saved there on .* on the file system at .*disk"):
+    with pytest.raises(AgentError, match=r"step 30 was saved in .*disk/identity on .* on the file system at .*disk;"):
         train(shared, 40)
     assert train(shared, 10, start_fresh=True)[0] == 0
 
 
-def test_a_removed_directory_may_be_used_again_and_an_absent_file_system_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_steps_that_are_not_there_any_more_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An older copy has come back in the place of the directory, or it was emptied."""
+    shared, copy = tmp_path / "shared", tmp_path / "copy"
+    train(shared, 20)
+    shutil.copytree(shared, copy)
+    train(shared, 40, every=20)
+    for path in shared.glob("identity/step-*"):
+        shutil.rmtree(path)
+    shutil.copytree(copy, shared, dirs_exist_ok=True)
+    train(shared, 41, every=1000)
+    gone = f"step 40 was saved in {shared}/identity on "
+    assert f"namespace identity: {gone}" in words(caplog) and "Step 40 is restored" in words(caplog)
+    shutil.rmtree(shared)
+    shutil.copytree(copy, shared)
+    forget_memory()
+    assert train(shared, 21)[0] == 20
+    assert f"step 40 passed over: {gone}" in words(caplog)
+    shutil.rmtree(shared)
+    forget_memory()
+    caplog.clear()
+    assert train(shared, 5)[0] == 0
+    assert f"step 40 passed over: {gone}" in words(caplog)
+
+
+def test_a_job_that_has_saved_elsewhere_hears_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A relative path of the job file leads to another directory, because the file has moved."""
+    monkeypatch.setattr("__main__.__file__", "/a/train.py", raising=False)
+    train(tmp_path / "before", 10)
+    assert train(tmp_path / "after", 5)[0] == 0
+    there = f"this job has saved elsewhere: step 10 was saved in {tmp_path}/before/identity on "
+    assert there in words(caplog)
+
+
+def test_what_is_remembered_of_a_folder_helps_only_its_own_script_and_may_be_damaged(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    folder = tmp_path / "ns"
-    assert why_absent(folder, env) is None, "nothing is remembered"
-    remember(folder, 30, env)
+    folder, other, owner = tmp_path / "a" / "ns", tmp_path / "b" / "ns", Owner(name="gpt", script="/train.py")
+    assert last_seen(folder, env) is None and why_absent(folder, env) is None and not seen_elsewhere(folder, owner, env)
+    line = FIRST.fork(None, number=1, began_s=0.0, seed="a", owner=owner)
+    save = SaveId(step=30, attempt=0, run_id="r", line=line)
+    remember(folder, save, owner, env)
     assert why_absent(folder, env) is None, "it was removed from the same file system"
+    seen = last_seen(folder, env)
+    assert seen is not None and not seen.is_among([])
+    for step, of, is_among in (
+        (30, line, True),
+        (29, line, False),
+        (31, line.fork(30, number=2, began_s=0.0, seed="on", owner=owner), True),
+        (31, line.fork(20, number=2, began_s=0.0, seed="back", owner=owner), False),
+    ):
+        assert seen.is_among([replace(save, step=step, line=of)]) == is_among
+    assert seen_elsewhere(other, owner, env) is None, "it was removed"
+    folder.mkdir(parents=True)
+    roundabout = replace(owner, script="/conf/../train.py")
+    assert (
+        seen_elsewhere(other, roundabout, env) == seen_elsewhere(other, owner, env) == seen
+        and seen_elsewhere(folder, owner, env) is None
+    )
+    for stranger in (replace(owner, name="bert"), replace(owner, script="/other.py")):
+        assert seen_elsewhere(other, stranger, env) is None
+    assert seen_elsewhere(tmp_path / "b" / "another", owner, env) is None
     file = next((tmp_path / "state" / "holdfast" / "namespaces").iterdir())
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mount": "/scratch"}))
-    assert f"on the file system at /scratch; now it is on that at {mount_of(folder)}" in (why_absent(folder, env) or "")
-    for text in ("", "[]", "{", '{"mount": 1}', "[" * 5000):
+    assert f"on the file system at /scratch; now that folder is on the file system at {mount_of(folder)}" in (
+        why_absent(folder, env) or ""
+    )
+    for text in ("", "[]", "{", '{"mount": 1}', "[" * 5000, file.read_text().replace("30", '"30"')):
         file.write_text(text)
-        assert why_absent(folder, env) is None
+        assert last_seen(folder, env) is None and why_absent(folder, env) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_whatever_a_user_does_no_start_takes_fewer_steps_without_a_word(
-    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Random weeks: runs that load, go back or begin anew, a reboot, a rename, a copy, damage, another release."""
-    rng = random.Random(seed)
+    """A random week without a launcher; those of agents alone are in test_identity_weeks.py."""
+    rng = random.Random(1)
     shared, reached = tmp_path / "week", 0
     for turn in range(6):
         deed = rng.choice(("load", "load", "no load", "back", "rename", "copy", "reboot", "damage", "format"))

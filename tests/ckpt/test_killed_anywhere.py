@@ -17,6 +17,7 @@ from crash_kit import Crash, Fuse, Trainers, crashes
 
 from ckpt.config import CheckpointConfig
 from ckpt.format.line import NOBODY
+from ckpt.format.manifest import NAME
 from ckpt.format.shard_record import read_record, write_record
 from ckpt.redundancy.parity_record import read_parity
 from ckpt.tiers.posix import SharedTier
@@ -265,7 +266,8 @@ def test_a_line_that_begins_has_its_first_step_or_the_step_that_it_leaves_is_res
 ) -> None:
     """All memory is lost with the kill. No step of the line that is left is ever removed.
 
-    If only some nodes' disks have the first step, the step after which the line begins is restored.
+    If only some nodes' disks have the first step, the step after which the line begins is restored. If none has it,
+    nothing tells of the line.
     """
     before, seen = tmp_path / "before", set()
     before.mkdir()
@@ -275,10 +277,40 @@ def test_a_line_that_begins_has_its_first_step_or_the_step_that_it_leaves_is_res
         for node in NODES[:3]:
             shutil.rmtree(crash.root / node, ignore_errors=True)
         assert steps_in(crash.root, tier) >= {10, 20}, crash
+        there = len(list(crash.root.glob(f"{tier}/**/step-0000000030.*/{NAME}")))
         step = run_for(lambda c=crash: flushed(tier, 2, (), c.root))
-        assert step == 30 if crash.told else step in (10, 20, 30), crash
+        assert step == (30 if there == (1 if tier == "shared" else 3) else 10 if there else 20), crash
+        assert there or not crash.told, crash
         seen.add(step)
-    assert seen >= {20, 30}
+    assert seen == ({20, 30} if tier == "shared" else {10, 20, 30})
+
+
+async def forked_in_memory(root: Path, fuse: Fuse) -> None:
+    """Begins a line after step 10, and saves its first step to no lower tier."""
+    fuse.arm()
+    async with world_of(root, NODES[:2], 1, over_shared(root, "partner")) as world:
+        trainers = Trainers(world, KEEP)
+        assert (await trainers.load())["step"] == 20
+        await trainers.save(30, BACK)
+        fuse.tell(30)
+
+
+def test_a_line_that_begins_in_memory_has_its_first_step_or_the_step_after_which_it_begins(tmp_path: Path) -> None:
+    """No memory is lost with the kill. The line is known from the first shard that is published."""
+    before, seen = tmp_path / "before", set()
+    before.mkdir()
+    run(lambda: saved(before, NODES[:2], over_shared(before, "partner")))
+    for crash in crashes(forked_in_memory, before, tmp_path):
+        plan = run_for(lambda c=crash: planned(c.root, over_shared(c.root, "partner")))
+        assert plan["step"] == 30 if crash.told else plan["step"] in (10, 20, 30), crash
+        assert (plan["step"] == 10) == any(skipped["step"] == 30 for skipped in plan["skipped"]), crash
+        seen.add(plan["step"])
+    assert seen == {10, 20, 30}
+
+
+async def planned(root: Path, checkpoint: CheckpointConfig) -> dict[str, Any]:
+    async with world_of(root, NODES[:2], 2, checkpoint) as world:
+        return await world.plan()
 
 
 async def rolled_back(root: Path, fuse: Fuse) -> None:

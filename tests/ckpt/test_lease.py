@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -205,6 +206,50 @@ def test_who_finds_himself_replaced_writes_nothing_more_there(tmp_path: Path) ->
             found = tier.read_claim()
             assert found is not None and found.run_id == "run-2"
             assert [save.step for save in tier.steps()] == [10]
+
+    run(test)
+
+
+def test_a_directory_that_comes_back_under_a_run_keeps_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system was not mounted at the start."""
+    shared, away, checkpoint = tmp_path / "shared", tmp_path / "away", config(tmp_path / "shared")
+
+    async def test() -> None:
+        async with World(tmp_path, ["a"], 0, checkpoint) as earlier:
+            await earlier.save(10, 0)
+            await earlier.await_saves()
+        shared.rename(away)
+        (away / "test" / "owner.json").unlink()
+        another_run(monkeypatch)
+        async with World(tmp_path, ["b"], 0, checkpoint, deadlines=replace(DEADLINES, beat_s=60)) as world:
+            await world.save(10, 0)
+            await world.await_saves()
+            shared.rename(tmp_path / "below the mount point")
+            away.rename(shared)
+            for slot, step in ((1, 20), (2, 30)):
+                await world.save(step, slot)
+                problem = await world.monitors[0].event("problem", step=step, failed="shared")
+                assert "another folder has come to" in problem["detail"] and "mounted meanwhile" in problem["detail"]
+                await world.await_saves()
+        (save,) = SharedTier(shared, "test").steps()
+        assert (save.step, save.run_id) == (10, "run-1")
+
+    run(test)
+
+
+def test_a_directory_that_was_removed_under_a_run_is_made_again_and_that_is_said(tmp_path: Path) -> None:
+    async def test() -> None:
+        calm = replace(DEADLINES, beat_s=60)
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=calm) as world:
+            await world.save(10, 0)
+            await world.await_saves()
+            shutil.rmtree(tmp_path / "shared")
+            await world.save(20, 1)
+            await world.await_saves()
+            await world.monitors[0].event("problem", what="the folder of the shared tier was made again")
+            assert [save.step for save in SharedTier(tmp_path / "shared", "test").steps()] == [20]
 
     run(test)
 

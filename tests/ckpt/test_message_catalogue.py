@@ -87,7 +87,10 @@ def test_every_deadline_is_one_that_a_process_has() -> None:
         ({"op": "open", "rank": True, "blocks": None}, "rank is True, expected a whole number"),
         ({"op": "open", "rank": -1, "blocks": None}, "rank is -1, expected a whole number"),
         ({"op": "open", "rank": 0, "blocks": "all"}, "blocks is 'all', expected a list or null"),
-        ({"op": "drop_shard", "step": 1, "rank": 0, "reason": None}, "reason is None, expected a string"),
+        (
+            {"op": "drop_shard", "step": 1, "rank": 0, "descent": {}, "reason": None},
+            "reason is None, expected a string",
+        ),
     ],
 )
 def test_an_unknown_or_malformed_request_is_refused_with_the_reason(message: dict[str, Any], reason: str) -> None:

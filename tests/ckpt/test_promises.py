@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import DEADLINES, World, config, content, copies, lose, run, until
+from agent_kit import DEADLINES, LINE, World, config, content, copies, lose, run, until
 
 from ckpt.agent.shards.transfer import Exchange
 from ckpt.errors import AgentError
@@ -75,11 +75,11 @@ def test_a_step_that_one_rank_of_a_node_has_missed_is_waited_for_by_no_other(tmp
             first, second = world.workers[:2]
             await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
             if told_first:
-                await second.request("drop_up_to", step=20, rank=1)
+                await second.request("drop_up_to", step=20, rank=1, descent=LINE.to_json())
             first.save(20, 0)
             if not told_first:
                 await until(lambda: world.has_sealed(0, 20))
-                second.send(op="drop_up_to", step=20, rank=1)
+                second.send(op="drop_up_to", step=20, rank=1, descent=LINE.to_json())
             reason = (await first.event("dropped", step=20))["reason"]
             assert ("dropped already" if told_first else "rank 1 was without an agent") in reason
 
@@ -90,7 +90,7 @@ def test_a_rank_that_comes_late_with_what_another_of_its_node_has_given_up_is_to
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config(), ranks_per_node=2) as world:
             first, late = world.workers[:2]
-            first.send(op="drop_shard", step=10, rank=0, reason="no memory")
+            first.send(op="drop_shard", step=10, rank=0, descent=LINE.to_json(), reason="no memory")
             await late.event("dropped", step=10)
             late.messages.clear()
             late.save(10, 0)
@@ -119,7 +119,7 @@ def test_a_save_given_up_in_the_middle_of_its_redundancy_holds_up_no_other(
             for worker in world.workers:
                 worker.save(20, 0)
             await begun.wait()
-            world.workers[2].send(op="drop_shard", step=20, rank=2, reason="on second thoughts")
+            world.workers[2].send(op="drop_shard", step=20, rank=2, descent=LINE.to_json(), reason="on second thoughts")
             for worker in world.workers:
                 await worker.event("dropped", step=20)
             await world.save(30, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import waiting
-from agent_kit import World, config, content, copies, lose, run, until
+from agent_kit import LINE, World, config, content, copies, lose, run, until
 from trainer_kit import FAST, Node, settle
 
 from ckpt.agent.shards.held import COPY, OWN, whole_in_place
@@ -183,11 +183,11 @@ def test_a_missed_save_does_not_hold_up_the_ranks_that_made_it(tmp_path: Path, t
             first, second = world.workers
             await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
             if told_first:
-                await second.request("drop_up_to", step=20, rank=1)
+                await second.request("drop_up_to", step=20, rank=1, descent=LINE.to_json())
             first.save(10, slot=0)
             first.save(20, slot=1)
             if not told_first:
-                second.send(op="drop_up_to", step=20, rank=1)
+                second.send(op="drop_up_to", step=20, rank=1, descent=LINE.to_json())
             await first.event("dropped", step=10)
             await first.event("dropped", step=20)
             await world.save(30, slot=0)

@@ -131,7 +131,7 @@ def test_a_run_does_not_begin_anew_beside_steps_of_a_newer_format(tmp_path: Path
     run(test)
 
 
-def test_a_fresh_start_removes_no_steps_of_a_newer_format(tmp_path: Path) -> None:
+def test_a_fresh_start_removes_no_steps_of_a_newer_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         shared = SharedTier(tmp_path / "shared", "test")
         async with World(tmp_path, ["a"], 0, config(tmp_path / "shared", every_steps=1)) as world:
@@ -139,6 +139,7 @@ def test_a_fresh_start_removes_no_steps_of_a_newer_format(tmp_path: Path) -> Non
             await world.await_saves()
         shutil.rmtree(tmp_path / "a")
         (manifest,) = of_a_newer_format(shared)
+        monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
         checkpoint = replace(config(tmp_path / "shared", every_steps=1), start_fresh=True)
         async with World(tmp_path, ["a"], 1, checkpoint) as world:
             assert (await world.plan())["step"] is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,8 @@ from rich.console import Console
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.cli import main
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
+from launcher.folder_watch import FolderWatch
 from launcher.history.status import JobStatus
 from launcher.jobfile import JobSpec, load_job
 from launcher.logs import Selection, follow_logs
@@ -395,6 +398,55 @@ def test_run_shows_the_lines_of_rank_0_beside_the_events(job: KnownJob) -> None:
     assert not any("saved step" in line for line in lines), "the status has it"
     assert lines[-2] == "[rank 0] the last word"
     assert any("node_lost on node1" in line for line in lines) and lines[-1].startswith("done at step 20")
+
+
+def test_run_says_that_the_jobs_folder_is_gone_and_how_the_job_has_ended(
+    job: KnownJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.folder_watch._LOOK_S", 0.0)
+    process = subprocess.Popen(["sleep", "60"])
+    Process.of_pid(process.pid).save(job.folder)
+    out = io.StringIO()
+
+    def remove() -> None:
+        shutil.rmtree(job.folder)
+        wait_until(lambda: "is gone" in out.getvalue())
+        process.kill()
+        process.wait()
+
+    threading.Timer(0.5, remove).start()
+    with pytest.raises(LauncherError, match=r"job 7: ended, because .* was removed while it ran; start it again"):
+        follow(job, Console(file=out, width=200))
+    assert out.getvalue().count(f"{job.folder} is gone. If it was removed, the job ends; its steps stay") == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a file system needs root")
+def test_a_folder_that_is_full_is_told_once_and_that_it_can_be_written_again(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        now_s = 0.0
+        watch = FolderWatch(tmp_path, lambda: now_s)
+
+        def looks() -> list[str | None]:
+            nonlocal now_s
+            found = []
+            for _ in range(4):
+                now_s += 2.5
+                found.append(watch.news())
+            return found
+
+        assert looks() == [None] * 4
+        with (tmp_path / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+            while True:
+                fill.write(bytes(4096))
+        first, *rest = looks()
+        assert first is not None and rest == [None] * 3
+        assert first.startswith(f"{tmp_path} cannot be written (No space left on device). The job goes on")
+        (tmp_path / "fill").unlink()
+        assert looks() == [f"{tmp_path} can be written again: what the job has reported meanwhile follows", *rest]
+        assert not list(tmp_path.iterdir())
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 def test_run_shows_no_lines_of_rank_0_if_asked(job: KnownJob) -> None:

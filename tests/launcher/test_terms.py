@@ -243,6 +243,15 @@ def test_a_folder_that_was_removed_is_an_error_at_once(tmp_path: Path) -> None:
         ruling.check()
 
 
+def test_a_folder_that_was_removed_with_those_above_it_is_the_same_error(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "gpt" / "job").mkdir(parents=True)
+    ruling = leadership(tmp_path / "runs" / "gpt" / "job", "n1")
+    ruling.take(1, after=None)
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(FolderRemovedError, match="removed while the job ran"):
+        ruling.confirm()
+
+
 def test_a_file_system_that_is_away_is_no_removed_folder(tmp_path: Path) -> None:
     """The mount point's own device shows then, without our folder."""
     (tmp_path / "share" / "job").mkdir(parents=True)

@@ -74,6 +74,18 @@ def test_what_was_loaded_is_what_is_shown() -> None:
     )
 
 
+def test_a_job_that_made_no_step_says_so_at_its_end() -> None:
+    loaded = {"event": "loaded", "attempt": 0, "step": 20, "tier": "shared"}
+    end = {"event": "attempt_end", "attempt": 0, "outcome": "done"}
+    for step in (None, 20):
+        found = status(loaded, {**end, "step": step})
+        assert done(found) == "made no step: the script loaded step 20, and ended there"
+    assert done(status(loaded, {**end, "step": 21})) == ""
+    assert done(status({**end, "step": None})) == "", "a script that loads nothing may have no steps"
+    failed = [loaded, {**end, "outcome": "fault"}, {"event": "attempt_start", "attempt": 1}]
+    assert done(status(*failed, {**end, "attempt": 1, "step": 20})) == ""
+
+
 def test_a_job_that_kept_nothing_ends_otherwise_than_done() -> None:
     failed = {
         "event": "problem",

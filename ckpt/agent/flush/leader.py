@@ -15,7 +15,7 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents
 from ckpt.agent.storage_calls import in_thread, in_time
-from ckpt.errors import CheckpointError
+from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.manifest import merge
 from ckpt.format.shard_record import SaveId
 from ckpt.sections import TierSection
@@ -183,8 +183,9 @@ class FlushLeader(Part):
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]
         shards = await in_thread(merge, save, self._config.namespace, world_size, packs)
         await in_time(self._deadlines.flush_s, tier.commit, save, world_size, shards)
-        if isinstance(tier, SharedTier) and name not in self._reached:
-            await in_thread(remember, tier.folder, save.step)
+        if isinstance(tier, SharedTier):
+            with contextlib.suppress(AgentError):  # the home directory does not answer
+                await in_time(self._deadlines.answer_s, remember, tier.folder, save, self._place.owner)
 
     async def _write_locally(self, name: str, save: SaveId) -> None:
         """All nodes write, then all commit. So no node commits a step that another could not write."""

@@ -12,14 +12,14 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
-from ckpt.agent.flush.tier_contents import TierContents, read_tier_contents
+from ckpt.agent.flush.tier_contents import LostStep, TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
@@ -27,8 +27,8 @@ from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
 from ckpt.format.shard_record import SaveId
-from ckpt.tiers.catalog import directory_name, newest_first
-from ckpt.tiers.last_seen import why_absent
+from ckpt.tiers.catalog import directory_name, is_of_run, newest_first
+from ckpt.tiers.last_seen import Seen, last_seen, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
 
 _MEMORY = "memory"
@@ -48,9 +48,12 @@ class RestoreLeader(Part):
         self._line = FIRST  # whose newest step is restored
         self._rebuilding = RebuildLeader(context)
         self._skipped: list[tuple[int, str]] = []
+        self._missing: Seen | None = None  # the last step that was written to the shared directory, if it is not there
+        self._elsewhere: Seen | None = None  # where this job has saved before, if nothing is here
         self._damaged: dict[SaveId, dict[str, str]] = {}  # passed over: the damage, by tier (or memory)
         self._unread: dict[str, str] = {}  # shared tiers of which a step could not be read, with the reason
         self._foreseen = False  # a plan that may come is announced only once, because workers ask only once
+        self.is_refused = False  # there are steps, and none can be restored: training does not begin
         self._in_memory_now = False  # whether every shard of the plan is in the memory of its rank's node
 
     async def run(self) -> None:
@@ -60,6 +63,7 @@ class RestoreLeader(Part):
         except Exception as error:
             log.exception("no restore agreed")
             if isinstance(error, NoneRestorable):
+                self.is_refused = True
                 self._listener.to_monitors("restore_refused", reason=str(error))
             await self._call("no_restore", reason=str(error))
             return
@@ -117,17 +121,40 @@ class RestoreLeader(Part):
         has_parity = any(answer["parity"] for answer in answers)
         timeout_s = self._deadlines.answer_s if is_whole or has_parity else self._deadlines.verify_s
         self._contents = await read_tier_contents(self._context, answers, timeout_s)
+        await self._look_back(held)
         stored = self._stored()
         saves = list(dict.fromkeys([*held, *stored]))
-        if self._config.start_fresh and not any(save.run_id == self._place.run_id for save in saves):
+        ours = self._restorable(saves)
+        if self._has_to_begin(ours):
             self._line = newest_line(saves, self._contents.lines)
             return self._in_descent(Plan(), saves)
-        for save in self._candidates(saves):
+        for save in self._candidates(ours):
             plan = await self._complete(held.get(save) or Held(save=save, world_size=0), stored.get(save, []))
             if plan is not None:
                 return self._in_descent(plan, saves)
-        await self._refuse_to_start_anew(saves)
+        await self._refuse_to_start_anew(ours)
         return self._in_descent(Plan(skipped=tuple(self._skipped)), saves)
+
+    def _restorable(self, saves: list[SaveId]) -> list[SaveId]:
+        """With `start_fresh` those of this run only, unless its user has gone back to another line since."""
+        begun = newest_line(saves, self._contents.lines)
+        if not self._config.start_fresh or (begun in self._contents.lines and any(map(self._is_ours, saves))):
+            return saves
+        return list(filter(self._is_ours, saves))
+
+    def _has_to_begin(self, ours: list[SaveId]) -> bool:
+        """Whether this is the first attempt of a run with `start_fresh`, or none before it has saved a step."""
+        may_have = self._place.attempt and (self._lost or self._contents.unreadable)
+        return self._config.start_fresh and not ours and not may_have
+
+    def _is_ours(self, save: SaveId) -> bool:
+        return save.run_id == self._place.run_id
+
+    @property
+    def _lost(self) -> list[LostStep]:
+        """The steps in lower tiers that cannot be restored; with `start_fresh` those of this run."""
+        run_id, is_fresh = self._place.run_id, self._config.start_fresh
+        return [one for one in self._contents.lost if not is_fresh or is_of_run(one.name, run_id)]
 
     def _candidates(self, saves: list[SaveId]) -> Iterator[SaveId]:
         """The saves of the newest line's descent, newest first. Of one step, this run's attempts first, latest first.
@@ -135,7 +162,7 @@ class RestoreLeader(Part):
         A line that has nothing but shards in memory may have been lost before its first commit. Then the line before it
         follows. A line with a step in a lower tier is never passed over.
         """
-        ours = {save: save.run_id == self._place.run_id for save in saves}
+        ours = {save: self._is_ours(save) for save in saves}
         in_order = sorted(saves, key=lambda save: (ours[save], save.attempt if ours[save] else 0), reverse=True)
         begun = {*self._contents.lines, *(save.line for saves in self._contents.held.values() for save in saves)}
         tried: set[SaveId] = set()
@@ -146,6 +173,18 @@ class RestoreLeader(Part):
             yield from newest_first(descent, line)
             if line in begun:
                 return
+
+    async def _look_back(self, in_memory: Collection[SaveId]) -> None:
+        """Compares the shared directory with what earlier runs remember of it."""
+        tier, there = self._context.tiers.get("shared"), self._contents.held.get("shared")
+        if not isinstance(tier, SharedTier) or there is None:
+            return
+        seen = await in_thread(last_seen, tier.folder)
+        is_lost = seen is not None and any(one.step == seen.step for one in self._contents.lost)
+        if seen is not None and not is_lost and not seen.is_among(there):
+            self._missing = seen
+        if not (seen or in_memory or self._contents.lost or any(self._contents.held.values())):
+            self._elsewhere = await in_thread(seen_elsewhere, tier.folder, self._place.owner)
 
     async def _refuse_an_absent_disk(self) -> None:
         """Raises AgentError if the shared directory is empty because its file system is not mounted."""
@@ -158,10 +197,12 @@ class RestoreLeader(Part):
         """Raises AgentError if lower tiers have steps of this namespace, but none that can be restored."""
         if unread := [*self._contents.unreadable, *self._unread.values()]:
             raise AgentError(f"no memory holds a complete step, and {'; '.join(unread)}")
-        stored = {save.step for name, held in self._contents.held.items() for save in held}
-        lost = {one.step: one.reason for one in self._contents.lost}
+        stored = {save.step for held in self._contents.held.values() for save in held if save in saves}
+        lost = {one.step: one.reason for one in self._lost}
+        is_fresh = self._config.start_fresh
         if not stored and not lost:
-            await self._refuse_an_absent_disk()
+            if not is_fresh:
+                await self._refuse_an_absent_disk()
             return
         reasons = {**lost, **{step: reason for step, reason in self._skipped if step in stored}}
         each = "; ".join(
@@ -169,9 +210,11 @@ class RestoreLeader(Part):
         )
         if aside := sorted({str(save.line) for save in saves if not self._line.has(save.line.id, save.step)}):
             each = "; ".join(filter(None, (each, f"{', '.join(aside)} has other steps: see `holdfast ckpt rollback`")))
+        whose = "this run has saved steps, and none of them" if is_fresh else "has steps, and none"
+        again = "start the job anew" if is_fresh else "set `checkpoint: {start_fresh: true}`"
         raise NoneRestorable(
-            f"namespace {self._config.namespace} has steps, and none can be restored: {each}. Training does not begin "
-            "again at step 0 by itself: repair them, choose another namespace, or set `checkpoint: {start_fresh: true}`"
+            f"namespace {self._config.namespace}{': ' if is_fresh else ' '}{whose} can be restored: {each}. Training "
+            f"does not begin again at step 0 by itself: repair them, choose another namespace, or {again}"
         )
 
     def _in_descent(self, plan: Plan, saves: list[SaveId]) -> Plan:
@@ -185,13 +228,24 @@ class RestoreLeader(Part):
             steps = sorted(save.step for save in aside if save.line == line)
             why = "start_fresh" if plan.save is None else f"{self._line} is newer"
             left.append(f"{line} up to step {steps[-1]}: {why}")
-        skipped = tuple(dict.fromkeys([*plan.skipped, *((one.step, one.reason) for one in lost)]))
+        skipped = list(dict.fromkeys([*plan.skipped, *((one.step, one.reason) for one in lost)]))
+        notice = ""
+        if self._elsewhere is not None:
+            notice = f"this job has saved elsewhere: {self._elsewhere}"
+            left.append(notice)
+        if (seen := self._missing) is not None and seen.step > step:
+            skipped.append((seen.step, f"{seen}, and is not there any more"))
+        elif seen is not None:
+            notice = f"{seen}, and is not there any more: is the folder an older copy? Step {step} is restored"
+            self._listener.problem("the shared directory lacks its newest step", notice, seen.step)
+        # the step after which the newest line begins has a line that goes on with other steps
+        is_head = not lost and (plan.save is None or plan.save.line == self._line)
         known = [save.step for save in saves if self._line.has(save.line.id, save.step)]
         numbers = [self._line.number, *(save.line.number for save in saves)]
         return replace(
-            plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=not lost, left=tuple(left),
+            plan, skipped=tuple(sorted(skipped, reverse=True)), is_head=is_head, left=tuple(left),
             newest=max((*known, *(one.step for one in lost)), default=None), next_number=1 + max(numbers),
-            began_s=time.time(),
+            began_s=time.time(), notice=notice,
         )  # fmt: skip
 
     def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:

@@ -49,8 +49,9 @@ class Plan:
     fetched: tuple[int, ...] = ()  # ranks whose shard was read from there into the memory of their `Context.reader`
     skipped: tuple[tuple[int, str], ...] = ()  # newer steps that were passed over, with the reasons
     newest: int | None = None  # the newest step of the namespace, whether it can be restored or not
-    is_head: bool = True  # whether no newer step of its line may come to light later
+    is_head: bool = True  # whether its line has no newer step, and none may come to light later
     left: tuple[str, ...] = ()  # what stays aside, in words: steps of other lines, and why
+    notice: str = ""  # what the user should know of the folder, in words
     next_number: int = 1  # of the next line that begins
     began_s: float = 0.0  # CLOCK_REALTIME: when it begins
 

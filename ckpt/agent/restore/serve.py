@@ -67,6 +67,7 @@ class Loading(Part):
             "save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size, "skipped": plan.skipped_json(),
             "generation": self._place.generation, "pinned": (committed or plan.save) in self._saves.pinned,
             "next_line": [plan.next_number, plan.began_s], "is_head": plan.is_head, "committed": _json(committed),
+            "notice": plan.notice,
         }  # fmt: skip
 
     async def choose(self, step: int) -> dict[str, Any]:

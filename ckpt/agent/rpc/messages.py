@@ -32,7 +32,7 @@ def check(request: Mapping[str, Any], *ways: Way) -> dict[str, Any]:
 # From a worker to its node's agent. The first message is "hello".
 OF_WORKER = Way("worker", "agent", {
     "plan": message("Requests the restore plan. `step` is null if there is nothing to restore.",
-        deadline="plan_s", answer="save tier world_size skipped generation pinned next_line is_head committed"),
+        deadline="plan_s", answer="save tier world_size skipped generation pinned next_line is_head committed notice"),
     "foreseen": message(
         "Requests the provisional plan, which exists while lost shards are being rebuilt. No plan: `step` is null.",
         deadline="plan_s", answer="step world_size"),
@@ -53,9 +53,11 @@ OF_WORKER = Way("worker", "agent", {
         step=int | None, seconds=float, optional="step seconds"),
     "staged": message("This worker has staged its shard of a step into a slot. `descent`: the line of the save.",
         slot=int, step=int, rank=int, layout=dict, descent=dict, flush=bool, tokens=dict, optional="flush tokens"),
-    "drop_shard": message("This worker has no shard for a step, with the reason.", step=int, rank=int, reason=str),
-    "drop_up_to": message("This worker had no agent up to this step, so no save up to it can become complete.",
-        step=int, rank=int),
+    "drop_shard": message("This worker has no shard for a step, with the reason. `descent`: the line of the save.",
+        step=int, rank=int, descent=dict, reason=str),
+    "drop_up_to": message(
+        "This worker had no agent up to this step of a line, so no save up to it can become complete.",
+        step=int, rank=int, descent=dict),
     "await_saves": message(
         "Answered once the outcome of all saves of this node is known. `closing`: this worker is about to end; in a "
         "stop it waits for the lower tiers no longer than the stop allows.",
@@ -122,9 +124,10 @@ TO_RUNNER = Way("agent", "runner", {
 TO_LEADER = Way("node", "leader", {
     "sealed": message("All shards of this node are sealed.",
         step=int, nbytes=int, flush=bool, token_counts=list, lines=list, elapsed_s=float, deadline="answer_s"),
-    "ask_drop": message("This node cannot complete its part of a save, with the reason.",
-        step=int, reason=str, deadline="answer_s"),
-    "ask_drop_up_to": message("A worker of this node had no agent up to this step.", step=int, deadline="answer_s"),
+    "ask_drop": message("This node cannot complete its part of a save of a line, with the reason.",
+        step=int, descent=dict, reason=str, deadline="answer_s"),
+    "ask_drop_up_to": message("A worker of this node had no agent up to this step of a line.",
+        step=int, descent=dict, deadline="answer_s"),
     "find_chosen": message("Requests a plan for a step that a script has chosen.",
         step=int, deadline="restore_s", answer="plan"),
     "ask_finish": message("Training has ended. Answered once the newest step is in all lower tiers.",
@@ -142,8 +145,8 @@ TO_NODE = Way("leader", "node", {
         save=SaveId, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
         save=SaveId, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),
-    "drop": message("Drops a save, with the reason.",
-        step=int, reason=str, replicas_differ=bool, deadline="answer_s"),
+    "drop": message("Drops a save of a line, with the reason.",
+        step=int, descent=dict, reason=str, replicas_differ=bool, deadline="answer_s"),
     "verify_parity": message("Verifies the node's parity.",
         save=SaveId, over=ParitySet, index=int, deadline="verify_s", answer="good"),
     "rebuild": message("Rebuilds a lost shard from parity. The answer has a field only if the result does not verify.",

@@ -125,16 +125,29 @@ class SaveLeader(Part):
         self._line, self._committed, self._dropped_up_to = line, -1, -1
         self._dropped.clear()
 
-    async def _on_ask_drop(self, source: int, step: int, reason: str) -> None:
+    async def _on_ask_drop(self, source: int, step: int, descent: dict[str, Any], reason: str) -> None:
         """Answers at once, because the drop is sent back to the task that asks."""
+        asked = Line.from_json(descent)
+        self._follow_line(asked, step)
+        self._refuse_of_left_line(asked, step)
         if step <= self._committed:
             raise AgentError(f"step {self._committed} has committed before it")
-        self._tasks.start(self._drop(step, f"node {self._peers.nodes[source]}: {reason}"))
+        self._tasks.start(self._drop(step, asked, f"node {self._peers.nodes[source]}: {reason}"))
 
-    async def _on_ask_drop_up_to(self, source: int, step: int) -> None:
+    async def _on_ask_drop_up_to(self, source: int, step: int, descent: dict[str, Any]) -> None:
+        asked = Line.from_json(descent)
+        self._follow_line(asked, step)
+        self._refuse_of_left_line(asked, step)
         self._dropped_up_to = max(self._dropped_up_to, step)
-        for older in [older for older in self._gathering if older <= self._dropped_up_to]:
-            self._tasks.start(self._drop(older, f"node {self._peers.nodes[source]}: a rank had no agent"))
+        for older in [save for save in self._gathering.values() if save.step <= self._dropped_up_to]:
+            reason = f"node {self._peers.nodes[source]}: a rank had no agent"
+            self._tasks.start(self._drop(older.step, max(older.lines), reason))
+
+    def _refuse_of_left_line(self, asked: Line, step: int) -> None:
+        """A later line may save the same step again. Its save is not dropped with that of the line before it."""
+        save = self._gathering.get(step)
+        if self._line is not None and asked < self._line and not (save and asked in save.lines):
+            raise AgentError(f"step {step} is of {asked}, and {self._line} has begun since")
 
     def _is_complete(self, save: Gathering) -> bool:
         return len(save.nodes) == len(self._context.training)
@@ -146,12 +159,13 @@ class SaveLeader(Part):
     async def _lead(self, save: Gathering) -> None:
         """Leads a save from sealed to committed on all nodes."""
         for older in [step for step in self._gathering if step < save.step]:
-            await self._drop(older, f"step {save.step} is complete on all nodes before it")
+            line = max(self._gathering[older].lines)
+            await self._drop(older, line, f"step {save.step} is complete on all nodes before it")
         if differing := save.differing():
             reason = (
                 f"replicated tensors: only {differing[0]} have the same; from now on every rank stores all it holds"
             )
-            await self._drop(save.step, reason, replicas_differ=True)
+            await self._drop(save.step, max(save.lines), reason, replicas_differ=True)
             return
         save_id = self._context.save_id(save.step, min(save.lines))
         if len(save.lines) > 1:
@@ -161,7 +175,7 @@ class SaveLeader(Part):
             await self._context.call_training("publish", save=save_id)
             await self._context.call_training("protect", save=save_id)
         except PeerError as error:
-            await self._drop(save.step, str(error))
+            await self._drop(save.step, max(save.lines), str(error))
             return
         if self._end(save.step) is None:
             return  # a node has dropped it meanwhile
@@ -180,9 +194,11 @@ class SaveLeader(Part):
     def _report_line(self, save: SaveId) -> None:
         """Reports the first save of a line that does not continue from the newest step of the namespace."""
         line, plan = save.line, self._restored()
-        if line.id == self._reported or plan is None or (plan.save is None and not plan.skipped and not plan.left):
+        if line.id == self._reported or plan is None:
             return
-        self._reported = line.id
+        is_first, self._reported = not self._reported, line.id
+        if plan.save is None and is_first:
+            return  # the report of the restore has said why it begins at step 0
         if plan.save is None or line.id != plan.save.line.id:
             origin = line.ancestors[0][1] if line.ancestors else None
             self._listener.to_monitors("line", step=save.step, origin=origin, newest=plan.newest, line=line.id)
@@ -191,7 +207,7 @@ class SaveLeader(Part):
         save = self._gathering[step]
         if missing := [self._peers.nodes[node] for node in self._context.training if node not in save.nodes]:
             reason = f"node {', '.join(missing)} has not sealed it within {self._deadlines.seal_s:g} s"
-            self._tasks.start(self._drop(step, reason))
+            self._tasks.start(self._drop(step, max(save.lines), reason))
 
     def _end(self, step: int) -> Gathering | None:
         """Removes a step from those being gathered; None if it was not among them."""
@@ -200,11 +216,16 @@ class SaveLeader(Part):
             save.alarm.cancel()
         return save
 
-    async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
+    async def _drop(self, step: int, line: Line, reason: str, *, replicas_differ: bool = False) -> None:
         self._end(step)
         if step not in self._dropped:
             self._dropped.add(step)
             self._listener.problem("save dropped", reason, step, failed="memory")
         await self._try_all(
-            "drop not heard by every node", "drop", step=step, reason=reason, replicas_differ=replicas_differ
+            "drop not heard by every node",
+            "drop",
+            step=step,
+            descent=line.to_json(),
+            reason=reason,
+            replicas_differ=replicas_differ,
         )

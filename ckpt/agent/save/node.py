@@ -24,7 +24,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
-from ckpt.format.line import Line
+from ckpt.format.line import FIRST, Line
 from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
@@ -51,6 +51,10 @@ class Save:
     nbytes: int = 0
     flush: bool = False
     promised: bool = False
+
+    @property
+    def newest_line(self) -> Line:
+        return max(self.lines)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,7 +92,8 @@ class SaveNode(Part):
             self._take(client, message)
         except (CheckpointError, KeyError, TypeError, ValueError) as error:
             if type(step := message.get("step")) is int:
-                self.drop_shard(step, f"the shard of rank {self._rank_of(client)} was refused: {error}")
+                reason = f"the shard of rank {self._rank_of(client)} was refused: {error}"
+                self.drop_shard(step, self._line_of(message), reason)
             raise
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
@@ -128,19 +133,29 @@ class SaveNode(Part):
             self._dropped_up_to = -1
         self._line = max(line, self._line or line)
 
-    def drop_shard(self, step: int, reason: str) -> None:
+    def _line_of(self, message: dict[str, Any]) -> Line:
+        """The line in a message that may be malformed; else that of this node's saves."""
+        try:
+            return Line.from_json(message["descent"])
+        except (CheckpointError, KeyError, TypeError):
+            return self._line or FIRST
+
+    def drop_shard(self, step: int, line: Line, reason: str) -> None:
         """A worker of this node could not save a step, so no node need wait for it."""
+        self._follow_line(line)
         if step not in self._dropped:
             save = self._begin(step)
+            save.lines.add(line)
             save.tasks.start(self._ask_drop(save, reason))
 
-    async def drop_up_to(self, step: int, rank: int) -> None:
+    async def drop_up_to(self, step: int, line: Line, rank: int) -> None:
         """A worker of this node had no agent up to a step, so no save up to it can become complete."""
+        self._follow_line(line)
         self._dropped_up_to = max(self._dropped_up_to, step)
         for save in [save for save in self._in_flight.values() if save.step <= step]:
             save.tasks.start(self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
-            await self._peers.call(0, "ask_drop_up_to", step=step)
+            await self._peers.call(0, "ask_drop_up_to", step=step, descent=line.to_json())
         except PeerError as error:
             self._listener.problem("dropped saves not reported", str(error), step)
 
@@ -255,7 +270,7 @@ class SaveNode(Part):
     async def _ask_drop(self, save: Save, reason: str) -> None:
         """Asks the leader to drop the save everywhere. If that fails, drops it here."""
         try:
-            await self._peers.call(0, "ask_drop", step=save.step, reason=reason)
+            await self._peers.call(0, "ask_drop", step=save.step, descent=save.newest_line.to_json(), reason=reason)
         except PeerError as error:
             if not save.promised:
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
@@ -319,8 +334,14 @@ class SaveNode(Part):
         left = {record.save for record in self._memory_store.shards().values()} | self.protect.saves()
         forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
-    async def _on_drop(self, source: int, step: int, reason: str, replicas_differ: bool) -> None:
-        await self._drop(step, reason, replicas_differ=replicas_differ)
+    async def _on_drop(
+        self, source: int, step: int, descent: dict[str, Any], reason: str, replicas_differ: bool
+    ) -> None:
+        """Drops a save, but not one of the same step that a later line has here already."""
+        dropped, save = Line.from_json(descent), self._in_flight.get(step)
+        self._follow_line(dropped)
+        if dropped == self._line or (save is not None and dropped >= save.newest_line):
+            await self._drop(step, reason, replicas_differ=replicas_differ)
 
     async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
         """Ends all work on a save, then tells the workers. From then on nothing here reads their slots."""
