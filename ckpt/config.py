@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
+from ckpt.format.lasting import NUMBER, Best
 from ckpt.format.line import NOBODY, Owner
 from ckpt.sections import MemorySection, NvmeSection, RedundancySection, S3Section, SharedSection, TierSection
+
+LOWER = ("nvme", "shared", "s3")  # the tiers below memory, nearest first
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
@@ -50,6 +53,19 @@ class CheckpointConfig:
     nvme: NvmeSection | None = field(default=None, metadata={"description": "Saves on each node's disk."})
     shared: SharedSection | None = field(default=None, metadata={"description": "Saves in a shared directory."})
     s3: S3Section | None = field(default=None, metadata={"description": "Saves in a bucket."})
+
+    def _has_one_best(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        best = None
+        for name in LOWER:
+            if (section := getattr(self, name)) is None or not section.keep_best:
+                continue
+            found = {metric: mode for metric, mode in section.keep_best.items() if metric != NUMBER}
+            if best is not None and found != best:
+                expected = f"{best}, as in the tier before it: one step is the best of a run"
+                yield f"{name}.keep_best", f"got {found}, expected {expected}"
+            best = best or found
+
+    rules = (_has_one_best,)
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
@@ -94,7 +110,12 @@ class CheckpointConfig:
     @property
     def lower(self) -> dict[str, TierSection]:
         """The configured tiers below memory by name, nearest first."""
-        return {name: tier for name in ("nvme", "shared", "s3") if (tier := getattr(self, name)) is not None}
+        return {name: tier for name in LOWER if (tier := getattr(self, name)) is not None}
+
+    @property
+    def best(self) -> Best | None:
+        """The metric by which steps are the best; None if no tier keeps any."""
+        return next((tier.best for tier in self.lower.values() if tier.best), None)
 
     @property
     def slots(self) -> int:
@@ -127,6 +148,8 @@ def _broken_rules(config: CheckpointConfig, data: Mapping[str, Any]) -> Iterator
         section = getattr(config, name)
         for rule in getattr(section, "rules", ()):
             yield from ((f"{name}.{key}", problem) for key, problem in rule(section, data[name]))
+    for rule in config.rules:
+        yield from rule(config, data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,11 @@ problem) for each violation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from ckpt.format.lasting import Best, Lasting
 
 _MAX_GROUP = 32  # nodes; limits an agent's buffers, which are a few MiB for each member
 _TEXT = {"pattern": "^[^\x00-\x1f\x7f]+$", "expected": "a string of printable characters"}
@@ -88,10 +90,43 @@ class TierSection:
         "Also the first save after this time since the last save that went there.", default=None, ge=1, unit="s",
         example=600,
     )  # fmt: skip
-    keep: int = _key("Number of saves to keep.", default=3, ge=1, unit="saves", example=5)
+    keep: int = _key("Number of newest saves to keep.", default=3, ge=1, unit="saves", example=5)
+    keep_every_steps: int | None = _key(
+        "Milestones: saves whose step is a multiple of this stay for good.", default=None, ge=1, unit="steps",
+        example=10000,
+    )  # fmt: skip
+    keep_best: Mapping[str, Literal["min", "max"] | int] | None = _key(
+        "A metric that the script gives to `save`, with min or max, and the number `n` of best saves that stay.",
+        default=None,
+        expected="one metric with min or max, and n, such as {loss: min, n: 3}",
+        example={"loss": "min", "n": 3},
+    )
     rate_limit_bytes_s: int | None = _key(
         "Write rate limit of each node.", default=None, ge=1, unit="bytes/s", example=1000000000
     )
+
+    @property
+    def best(self) -> Best | None:
+        """The metric of `keep_best`, and the number of saves that stay by it."""
+        return None if self.keep_best is None else Best.from_mapping(self.keep_best)
+
+    @property
+    def lasting(self) -> Lasting:
+        """What stays besides the newest saves."""
+        return Lasting(every_steps=self.keep_every_steps, best=self.best)
+
+    def _has_a_metric(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        try:
+            _ = self.keep_best and Best.from_mapping(self.keep_best)
+        except ValueError as error:
+            yield "keep_best", f"got {self.keep_best!r:.80}, expected {error}"
+
+    def _reaches_its_milestones(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if self.keep_every_steps is not None and self.keep_every_steps % self.every_steps:
+            expected = f"a multiple of every_steps, {self.every_steps}"
+            yield "keep_every_steps", f"got {self.keep_every_steps}, expected {expected}"
+
+    rules: ClassVar[tuple[Callable[..., Iterator[tuple[str, str]]], ...]] = (_has_a_metric, _reaches_its_milestones)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +142,7 @@ class NvmeSection(TierSection):
     every_steps: int = _key(
         "Committed saves whose step is a multiple of this go there.", default=50, ge=1, unit="steps", example=100
     )
-    keep: int = _key("Number of saves to keep.", default=2, ge=1, unit="saves", example=3)
+    keep: int = _key("Number of newest saves to keep.", default=2, ge=1, unit="saves", example=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +169,7 @@ class SharedSection(TierSection):
         if "://" in self.path:
             yield "path", f"got {self.path!r:.80}, expected a directory; a bucket goes under s3, as its url"
 
-    rules = (_has_targets, _is_a_directory)
+    rules = (*TierSection.rules, _has_targets, _is_a_directory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,4 +210,4 @@ class S3Section(TierSection):
         if self.bucket_owner is not None and not self.url.startswith("s3://"):
             yield "bucket_owner", f"got {self.bucket_owner}, which has no effect for {self.url:.80}; leave it out"
 
-    rules = (_has_an_owner_of_aws,)
+    rules = (*TierSection.rules, _has_an_owner_of_aws)

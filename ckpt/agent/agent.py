@@ -286,6 +286,8 @@ class Agent:
                 return await self._prefetch.record(rank, blocks) or await self._loading.open(step, rank, blocks)
             case "choose":
                 return await self._loading.choose(message["step"])
+            case "best":
+                return await self._loading.best()
             case "damaged":
                 await self._loading.damaged(message.get("step"), message["rank"], message["path"])
             case "load_ended":

@@ -145,8 +145,14 @@ def _listed(found: StoredStep) -> Sequence[str]:
         ", ".join(wrong) or {True: "yes", False: "no", None: "-"}[found.committed],
         found.tier,
         found.namespace,
-        "; ".join(filter(None, [found.mark, found.other_format, *found.problems, *found.unread])),
+        "; ".join(filter(None, [*_stays(found), found.mark, found.other_format, *found.problems, *found.unread])),
     )
+
+
+def _stays(found: StoredStep) -> list[str]:
+    """Why a step stays longer than `keep` says, and its metrics."""
+    metrics = ", ".join(f"{name} {value:.6g}" for name, value in found.metrics.items())
+    return ["pinned" if found.pinned else "", found.lasts, metrics]
 
 
 def _verified(found: StoredStep) -> list[Sequence[str]]:

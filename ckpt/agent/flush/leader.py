@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
@@ -173,7 +174,7 @@ class FlushLeader(Part):
             )  # fmt: skip
             if failure is None:
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
-                await self._retain(name, tier, self._sections[name].keep)
+                await self._retain(name, tier, self._sections[name])
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""
@@ -191,10 +192,12 @@ class FlushLeader(Part):
         await self._context.call_training("flush_write", tier=name, save=save)
         await self._context.call_training("flush_commit", tier=name, save=save)
 
-    async def _retain(self, name: str, tier: Tier, keep: int) -> None:
+    async def _retain(self, name: str, tier: Tier, section: TierSection) -> None:
+        keep, lasting = section.keep, section.lasting
         try:
             if not tier.node_local:
-                await in_time(self._deadlines.flush_s, tier.retain, keep)
+                await in_time(self._deadlines.flush_s, tier.write_lasting, lasting)
+                await in_time(self._deadlines.flush_s, partial(tier.retain, keep, lasting=lasting))
                 return
             answers = await self._context.call_training("flush_list", tier=name)
             held = [set(map(SaveId.from_json, answer["saves"])) for answer in answers]
