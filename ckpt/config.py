@@ -84,7 +84,7 @@ class CheckpointConfig:
             text = json.dumps(data, default=os.fspath)
             config: CheckpointConfig = TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
         except ValidationError as error:
-            problems = [_problem(each) for each in error.errors(include_url=False)]
+            problems = list(dict.fromkeys(_problem(each) for each in error.errors(include_url=False)))
         except (AttributeError, TypeError, ValueError, RecursionError):
             problems = [("", f"got {section!r:.60}, expected a mapping of plain values")]
         else:
@@ -131,7 +131,7 @@ _SECTIONS: dict[str, Any] = {
 
 def _problem(error: Any) -> tuple[str, str]:
     """The key of a pydantic error, and the problem."""
-    place = [str(part) for part in error["loc"]]
+    place = [str(part) for part in error["loc"][:2]]  # what follows is the member of a union, or an item
     model = _SECTIONS[place[0]] if len(place) > 1 else CheckpointConfig
     keys: dict[str, Any] = {each.name: each.metadata for each in fields(model)}
     name, where = "".join(place[-1:]), ".".join(place)

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from ckpt.cadence import SOURCES as SOURCES
 from ckpt.cli.bench import bench
 from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
 from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_table
+from ckpt.cli.plan import parse_size as parse_size
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
+from ckpt.outlook import Conditions as Conditions
 from ckpt.tiers.open import probe_bucket as probe_bucket
 from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier

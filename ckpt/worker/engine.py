@@ -23,6 +23,7 @@ from ckpt.fork import drop_descriptors_below, let_go_when_forked
 from ckpt.format.lasting import is_metric_name
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
+from ckpt.sections import AUTO, AUTO_FROM
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence, leave_sigterm_to_the_stop
 from ckpt.worker.load.match import Restoration
@@ -295,10 +296,12 @@ class Engine:
     def _boundaries(self) -> Cadence:
         if self._cadence is None:
             self.connect()  # the agent clears the board before it listens
-            lower = [tier.every_steps for tier in self._config.lower.values()]
+            every = [steps for tier in self._config.lower.values() for steps in tier.multiples]
+            memory = self._config.memory.every_steps
             self._cadence = Cadence(
                 Board.open(self.place.ram_dir),
-                every_steps=[self._config.memory.every_steps, *lower],
+                every_steps=every if memory == AUTO else [memory, *every],
+                auto_from=AUTO_FROM if memory == AUTO else 0,
                 rank=self.rank,
                 local_rank=self._identity.local_rank,
                 attempt=self.place.attempt,

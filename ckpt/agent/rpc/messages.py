@@ -118,6 +118,11 @@ TO_RUNNER = Way("agent", "runner", {
         "The first save of a line that does not continue the newest step of the namespace. `origin`: the step that it "
         "continues; null: it continues none.",
         step=int, origin=int | None, newest=int | None, line=str),
+    "cadence": message(
+        "With `every_steps: auto`: all ranks save every `every_steps` steps from now on (memory), or a tier takes a "
+        "save every `every_s`. The other fields are what this was computed from.",
+        tier=str, every_steps=int | None, every_s=float, step_s=float, stall_s=float, mtbf_s=float,
+        optional="every_steps"),
     "finishing": message("Training has ended, and the newest step is written to these tiers.", step=int, tiers=list),
     "rebuilt": message("A lost shard is in this node's memory again.",
         rank=int, from_node=str, bytes=int, seconds=float, tier=str, optional="tier"),
@@ -188,6 +193,9 @@ TO_NODE = Way("leader", "node", {
     "gate": message("Holds workers at their next boundary. The answer has the furthest boundary reached.",
         deadline="answer_s", answer="boundary"),
     "stop_at": message("The boundary at which all ranks stop.", boundary=int, deadline="answer_s"),
+    "save_every": message(
+        "Has all ranks save every `steps` steps from this boundary on, and every `before` steps up to it.",
+        boundary=int, steps=int, before=int, deadline="answer_s"),
     "flush_write": message("Writes this node's shards of a committed step to a tier.",
         tier=str, save=SaveId, deadline="flush_s", answer="places"),
     "flush_commit": message("Commits a step on the node's disk, once all nodes have written it.",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.restore.plan import Plan
@@ -57,13 +58,17 @@ class SaveLeader(Part):
     Nodes seal steps in order. So an incomplete step before a complete one was dropped and never becomes complete.
     """
 
-    def __init__(self, context: Context, flush: FlushLeader, restored: Callable[[], Plan | None]) -> None:
+    def __init__(
+        self, context: Context, flush: FlushLeader, restored: Callable[[], Plan | None], cadence: CadenceLeader
+    ) -> None:
         """
         Args:
+            cadence: is told of each commit.
             restored: the plan of the restore; None if there is none.
         """
         super().__init__(context)
         self._flush = flush
+        self._cadence = cadence
         self._restored = restored
         self._line: Line | None = None  # the newest one that some node has saved to
         self._reported = ""  # the line that was reported last
@@ -182,6 +187,7 @@ class SaveLeader(Part):
         stall_s = round(save.stall_s, 6)
         await self._try_all("commit not heard by every node", "commit_save", **fields, stall_s=stall_s)
         self._report_line(save_id)
+        self._cadence.committed(save_id, seconds, stall_s)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
         if tiers:
             self._tasks.start(self._flush.lead(save_id, nbytes, tiers))
