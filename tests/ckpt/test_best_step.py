@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent_kit import NAMESPACE, run
+from agent_kit import World as Agents
 from test_cli_ckpt import facts
 from trainer_kit import Node, settle
 from waiting import until
@@ -135,6 +138,7 @@ def _save_and_load_best(ckpt: Checkpointer, rank: int) -> tuple[int | None, int]
         metrics = {"loss": step + rank / 10, "last": float(rank)} if rank else {"last": 7.0}
         ckpt.save(step, {"x": np.full(100, step)}, metrics=metrics)
         settle(ckpt)
+        torch.distributed.barrier()  # else a rank saves the next step while another one waits for this one
     return ckpt.load({"x": np.zeros(100, int)}, step="best"), ckpt.failed_saves
 
 
@@ -148,3 +152,28 @@ def test_of_ranks_that_give_other_values_the_lowest_one_counts_for_all(
         assert kept(world) == {1: {"last": 7.0, "loss": 1.1}, 2: {"last": 7.0, "loss": 2.1}}
     finally:
         world.stop()
+
+
+def test_a_step_that_cannot_be_read_is_an_error_and_no_other_one_is_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = {"namespace": NAMESPACE, **section(tmp_path, keep_best={"loss": "min"})}
+    get = SharedTier._get
+
+    def failing(tier: SharedTier, path: str, max_bytes: int) -> bytes:
+        if path.startswith("step-0000000010."):
+            raise OSError(errno.EIO, "Input/output error")
+        return get(tier, path, max_bytes)
+
+    async def scenario() -> None:
+        async with Agents(tmp_path, ["a"], 0, CheckpointConfig.from_mapping(tiers)) as world:
+            (worker,) = world.workers
+            for step, slot in ((10, 0), (20, 1)):
+                worker.save(step, slot, metrics={"loss": float(step)})
+                await world.monitors[0].event("commit", tier="shared", step=step)
+            monkeypatch.setattr(SharedTier, "_get", failing)
+            assert "Input/output error" in (await worker.request("best"))["error"]
+            monkeypatch.setattr(SharedTier, "_get", get)
+            assert (await worker.request("best"))["step"] == 10
+
+    run(scenario)

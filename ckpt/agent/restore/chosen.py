@@ -78,7 +78,11 @@ class Chosen(Part):
         newest = self._newest()
         if self._best is None or self._best[0] != newest:
             self._best = newest, asyncio.ensure_future(self._look_for_best())
-        return {"step": await asyncio.shield(self._best[1])}
+        try:
+            return {"step": await asyncio.shield(self._best[1])}
+        except (CheckpointError, OSError):
+            self._best = None  # a script may ask again, once a tier can be read
+            raise
 
     async def _look_for_best(self) -> int:
         best, line = self._config.best, self.newest_line()
@@ -143,7 +147,12 @@ class Chosen(Part):
 
 
 def _scored_in(tier: Tier) -> list[ScoredSave]:
-    return [ScoredSave(save=entry.save, metrics=entry.metrics) for entry in tier.catalog() if entry.save]
+    """Raises OSError if a step cannot be read: it may be the best one."""
+    entries = list(tier.catalog())
+    for entry in entries:
+        if entry.unread:
+            raise entry.unread
+    return [ScoredSave(save=entry.save, metrics=entry.metrics) for entry in entries if entry.save]
 
 
 def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:
