@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from ckpt.config import CheckpointConfig, Place
 from ckpt.redundancy import Scheme, scheme_of, sets_over
@@ -60,7 +60,7 @@ class FlushEstimate:
     """One tier below memory."""
 
     tier: str
-    every_steps: int
+    every_steps: int | Literal["auto"]
     keep: int
     node_bytes: int  # written by each node for one step
     held_bytes: int  # by the whole tier while the newest step is written; NVMe: on each node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt.config import CheckpointConfig, config_from_env, workers_config
 from ckpt.errors import ConfigError
@@ -112,7 +112,9 @@ class Checkpointer:
         found._engine = engine
         return found
 
-    def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
+    def load(
+        self, state: dict[str, Any], *, step: int | Literal["best"] | None = None, strict: bool = True
+    ) -> int | None:
         """Restores the newest step that can be recovered, or a chosen one, from the nearest tier.
 
         The newest step may be one that this run has saved. Saves in flight are waited for first.
@@ -126,6 +128,7 @@ class Checkpointer:
             step: None: the newest. Another step is loaded from any tier that has all of it: the nodes' memory, their
                 disks, the shared directory, the bucket. The next save then begins a new line of descent, which later
                 starts restore. Newer steps stay as a line of their own; `holdfast ckpt ls` shows them.
+                "best": the best step by the metric of `keep_best`, of those that the newest one continues.
             strict: False allows a state with fewer keys, at any level (a warm start of a model without its optimizer).
                 Only these are read. A key that was not saved is always an error.
 
@@ -136,13 +139,14 @@ class Checkpointer:
             StateError: the state does not match the saved step. The message names all keys missing on either side, and
                 who saved it. In a dict of plain values below the top level, keys that only the saved one has come in.
             AgentError: the node's agent did not reply in time.
-            CheckpointError: no tier has the step; or its bytes are damaged in all places, and the next start restores
-                an older step. In the second case the content of the state is undefined, and so it is after a StateError
-                from an object's load_state_dict. Every other StateError is raised before a byte has changed.
+            CheckpointError: no tier has the step, or none has the metric of "best"; or its bytes are damaged in all
+                places, and the next start restores an older step. In the last case the content of the state is
+                undefined, and so it is after a StateError from an object's load_state_dict. Every other StateError is
+                raised before a byte has changed.
         """
         return self._engine.load(state, step=step, strict=strict)
 
-    def read(self, step: int | None = None, *, rank: int | None = None) -> Contents:
+    def read(self, step: int | Literal["best"] | None = None, *, rank: int | None = None) -> Contents:
         """Reads a step without a state to fill, to inspect it or to build objects from it.
 
             old = ckpt.read()
@@ -152,7 +156,7 @@ class Checkpointer:
         Read the tensors before the next save: the step stays in memory only until newer ones replace it.
 
         Args:
-            step: None: the newest recoverable step; another one comes from any tier that has it, as in load().
+            step: None: the newest recoverable step; another one, or "best", as in load().
             rank: the saved rank whose plain tensors, arrays and values are returned. Default: this rank, modulo the
                 saved world size. Distributed tensors are combined from all ranks.
 
@@ -178,7 +182,9 @@ class Checkpointer:
         """
         return self._engine.should_stop(step)
 
-    def save(self, step: int, state: dict[str, Any], *, flush: bool = False) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], *, flush: bool = False, metrics: Mapping[str, Any] | None = None
+    ) -> None:
         """Copies the state into memory that outlives this process, and returns. The agent does the rest.
 
         Tensors on a GPU are copied while training continues. The next step of any torch optimizer waits for the copy,
@@ -189,26 +195,31 @@ class Checkpointer:
             step: at least 0, below 2**62, and greater than that of the previous save.
             state: as described in the class docstring. It may change as soon as this returns.
             flush: whether to write the step to every lower tier, whatever its cadence, such as the last step of a run.
+            metrics: numbers by name, such as {"loss": 2.5}, for `keep_best`. They are stored with the step. Of each
+                metric the value of the lowest rank that gives it counts, so give one that all ranks have reduced, or
+                give it on rank 0 alone. A value that is infinite or not a number is left out. A GPU tensor makes the
+                save wait for the GPU.
 
         Raises:
-            StateError: the state contains something that cannot be stored. The message names it.
+            StateError: the state contains something that cannot be stored, or a metric is no number. The message names
+                it.
             ConfigError: another Checkpointer of this process has saved, and is open.
             AgentError: the agent did not reply, and this is the first call of all. No other error is raised: a failed
                 save is logged and counted in `failed_saves`.
         """
-        self._engine.save(step, state, flush=flush)
+        self._engine.save(step, state, flush=flush, metrics=metrics)
 
-    def dcp_writer(self, step: int, *, flush: bool = False) -> DcpWriter:
-        """A storage_writer for torch.distributed.checkpoint.save or async_save; `flush` as in `save`."""
+    def dcp_writer(self, step: int, *, flush: bool = False, metrics: Mapping[str, Any] | None = None) -> DcpWriter:
+        """A storage_writer for torch.distributed.checkpoint.save or async_save; `flush` and `metrics` as in `save`."""
         from ckpt.worker.dcp import DcpWriter
 
-        return DcpWriter(self._engine, step, flush=flush)
+        return DcpWriter(self._engine, step, flush=flush, metrics=metrics)
 
-    def dcp_reader(self, step: int | None = None) -> DcpReader:
+    def dcp_reader(self, step: int | Literal["best"] | None = None) -> DcpReader:
         """A storage_reader for torch.distributed.checkpoint.load.
 
         Args:
-            step: None: the newest recoverable step; another one comes from any tier that has it, as in load().
+            step: None: the newest recoverable step; another one, or "best", as in load().
         """
         from ckpt.worker.dcp import DcpReader
 

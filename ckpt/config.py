@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import ConfigError
+from ckpt.format.lasting import NUMBER, Best
 from ckpt.format.line import NOBODY, Owner
 from ckpt.sections import MemorySection, NvmeSection, RedundancySection, S3Section, SharedSection, TierSection
+
+LOWER = ("nvme", "shared", "s3")  # the tiers below memory, nearest first
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _WHOLE = re.compile(r"[0-9]{1,18}")
@@ -51,6 +54,19 @@ class CheckpointConfig:
     shared: SharedSection | None = field(default=None, metadata={"description": "Saves in a shared directory."})
     s3: S3Section | None = field(default=None, metadata={"description": "Saves in a bucket."})
 
+    def _has_one_best(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        best = None
+        for name in LOWER:
+            if (section := getattr(self, name)) is None or not section.keep_best:
+                continue
+            found = {metric: mode for metric, mode in section.keep_best.items() if metric != NUMBER}
+            if best is not None and found != best:
+                expected = f"{best}, as in the tier before it: one step is the best of a run"
+                yield f"{name}.keep_best", f"got {found}, expected {expected}"
+            best = best or found
+
+    rules = (_has_one_best,)
+
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any], where: str = "checkpoint") -> CheckpointConfig:
         """Validates a configuration from a script. The launcher validates job files itself.
@@ -68,7 +84,7 @@ class CheckpointConfig:
             text = json.dumps(data, default=os.fspath)
             config: CheckpointConfig = TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
         except ValidationError as error:
-            problems = [_problem(each) for each in error.errors(include_url=False)]
+            problems = list(dict.fromkeys(_problem(each) for each in error.errors(include_url=False)))
         except (AttributeError, TypeError, ValueError, RecursionError):
             problems = [("", f"got {section!r:.60}, expected a mapping of plain values")]
         else:
@@ -94,7 +110,12 @@ class CheckpointConfig:
     @property
     def lower(self) -> dict[str, TierSection]:
         """The configured tiers below memory by name, nearest first."""
-        return {name: tier for name in ("nvme", "shared", "s3") if (tier := getattr(self, name)) is not None}
+        return {name: tier for name in LOWER if (tier := getattr(self, name)) is not None}
+
+    @property
+    def best(self) -> Best | None:
+        """The metric by which steps are the best; None if no tier keeps any."""
+        return next((tier.best for tier in self.lower.values() if tier.best), None)
 
     @property
     def slots(self) -> int:
@@ -110,7 +131,7 @@ _SECTIONS: dict[str, Any] = {
 
 def _problem(error: Any) -> tuple[str, str]:
     """The key of a pydantic error, and the problem."""
-    place = [str(part) for part in error["loc"]]
+    place = [str(part) for part in error["loc"][:2]]  # what follows is the member of a union, or an item
     model = _SECTIONS[place[0]] if len(place) > 1 else CheckpointConfig
     keys: dict[str, Any] = {each.name: each.metadata for each in fields(model)}
     name, where = "".join(place[-1:]), ".".join(place)
@@ -127,6 +148,8 @@ def _broken_rules(config: CheckpointConfig, data: Mapping[str, Any]) -> Iterator
         section = getattr(config, name)
         for rule in getattr(section, "rules", ()):
             yield from ((f"{name}.{key}", problem) for key, problem in rule(section, data[name]))
+    for rule in config.rules:
+        yield from rule(config, data)
 
 
 @dataclass(frozen=True, kw_only=True)

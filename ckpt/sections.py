@@ -7,11 +7,20 @@ problem) for each violation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from ckpt.format.lasting import Best, Lasting
+
+AUTO: Literal["auto"] = "auto"  # of every_steps: the cadence that loses least, by what the job measures
+AUTO_FROM = 10  # steps between saves to memory with `auto`, until the job has measured
+_STEPS = "a whole number of at least 1, or auto"
 _MAX_GROUP = 32  # nodes; limits an agent's buffers, which are a few MiB for each member
+_DUE = (
+    "Committed saves whose step is a multiple of this go there; `auto`: as often as loses least, by what the job "
+    "measures."
+)
 _TEXT = {"pattern": "^[^\x00-\x1f\x7f]+$", "expected": "a string of printable characters"}
 _EFFECTIVE = {  # the keys that have an effect, by scheme
     "none": ("scheme",),
@@ -25,11 +34,22 @@ def _key(description: str, *, default: Any = MISSING, **metadata: Any) -> Any:
     return field(default=default, metadata=metadata | {"description": description})
 
 
+def _saves_sometimes(section: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if section.every_steps != AUTO and section.every_steps < 1:
+        yield "every_steps", f"got {section.every_steps}, expected {_STEPS}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemorySection:
     """Checkpoints in the nodes' memory."""
 
-    every_steps: int = _key("A save every this number of steps.", default=10, ge=1, unit="steps", example=50)
+    every_steps: int | Literal["auto"] = _key(
+        "A save every this number of steps; `auto`: the cadence that loses least, by what the job measures.",
+        default=10,
+        expected=_STEPS,
+        unit="steps",
+        example=50,
+    )
     keep: int = _key(
         "Saves kept in memory, including the one in flight. Each lower tier adds one slot; `holdfast ckpt plan` "
         "prints the number of slots.",
@@ -39,6 +59,8 @@ class MemorySection:
         unit="saves",
         example=3,
     )
+
+    rules = (_saves_sometimes,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +103,59 @@ class RedundancySection:
 class TierSection:
     """A tier below memory: the committed saves that go there, and the number to keep."""
 
-    every_steps: int = _key(
-        "Committed saves whose step is a multiple of this go there.", default=500, ge=1, unit="steps", example=100
-    )
+    every_steps: int | Literal["auto"] = _key(_DUE, default=500, expected=_STEPS, unit="steps", example=100)
     every_s: int | None = _key(
         "Also the first save after this time since the last save that went there.", default=None, ge=1, unit="s",
         example=600,
     )  # fmt: skip
-    keep: int = _key("Number of saves to keep.", default=3, ge=1, unit="saves", example=5)
+    keep: int = _key("Number of newest saves to keep.", default=3, ge=1, unit="saves", example=5)
+    keep_every_steps: int | None = _key(
+        "Milestones: saves whose step is a multiple of this stay for good.", default=None, ge=1, unit="steps",
+        example=10000,
+    )  # fmt: skip
+    keep_best: Mapping[str, Literal["min", "max"] | int] | None = _key(
+        "A metric that the script gives to `save`, with min or max, and the number `n` of best saves that stay.",
+        default=None,
+        expected="one metric with min or max, and n, such as {loss: min, n: 3}",
+        example={"loss": "min", "n": 3},
+    )
     rate_limit_bytes_s: int | None = _key(
         "Write rate limit of each node.", default=None, ge=1, unit="bytes/s", example=1000000000
     )
+
+    @property
+    def best(self) -> Best | None:
+        """The metric of `keep_best`, and the number of saves that stay by it."""
+        return None if self.keep_best is None else Best.from_mapping(self.keep_best)
+
+    @property
+    def lasting(self) -> Lasting:
+        """What stays besides the newest saves."""
+        return Lasting(every_steps=self.keep_every_steps, best=self.best)
+
+    def _has_a_metric(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        try:
+            _ = self.keep_best and Best.from_mapping(self.keep_best)
+        except ValueError as error:
+            yield "keep_best", f"got {self.keep_best!r:.80}, expected {error}"
+
+    def _reaches_its_milestones(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if self.every_steps == AUTO or self.every_steps < 1 or self.keep_every_steps is None:
+            return
+        if self.keep_every_steps % self.every_steps:
+            expected = f"a multiple of every_steps, {self.every_steps}"
+            yield "keep_every_steps", f"got {self.keep_every_steps}, expected {expected}"
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """A step that is a multiple of one of these is due here, whatever the time."""
+        if self.every_steps != AUTO:
+            return (self.every_steps,)
+        return () if self.keep_every_steps is None else (self.keep_every_steps,)
+
+    rules: ClassVar[tuple[Callable[..., Iterator[tuple[str, str]]], ...]] = (
+        _saves_sometimes, _has_a_metric, _reaches_its_milestones,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +168,8 @@ class NvmeSection(TierSection):
         expected="an absolute path, the same on all nodes; a bucket goes under s3, as its url",
         example="/local/holdfast",
     )
-    every_steps: int = _key(
-        "Committed saves whose step is a multiple of this go there.", default=50, ge=1, unit="steps", example=100
-    )
-    keep: int = _key("Number of saves to keep.", default=2, ge=1, unit="saves", example=3)
+    every_steps: int | Literal["auto"] = _key(_DUE, default=50, expected=_STEPS, unit="steps", example=100)
+    keep: int = _key("Number of newest saves to keep.", default=2, ge=1, unit="saves", example=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +196,7 @@ class SharedSection(TierSection):
         if "://" in self.path:
             yield "path", f"got {self.path!r:.80}, expected a directory; a bucket goes under s3, as its url"
 
-    rules = (_has_targets, _is_a_directory)
+    rules = (*TierSection.rules, _has_targets, _is_a_directory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +209,7 @@ class S3Section(TierSection):
         expected="s3://bucket/prefix (or gs://, az://); a bucket's name has 3 to 63 characters",
         example="s3://bucket/prefix",
     )
-    every_steps: int = _key(
-        "Committed saves whose step is a multiple of this go there.", default=1000, ge=1, unit="steps", example=500
-    )
+    every_steps: int | Literal["auto"] = _key(_DUE, default=1000, expected=_STEPS, unit="steps", example=500)
     endpoint_url: str | None = _key(
         "URL of a server that is not AWS.", default=None, **_TEXT, example="https://s3:9000"
     )
@@ -175,4 +235,4 @@ class S3Section(TierSection):
         if self.bucket_owner is not None and not self.url.startswith("s3://"):
             yield "bucket_owner", f"got {self.bucket_owner}, which has no effect for {self.url:.80}; leave it out"
 
-    rules = (_has_an_owner_of_aws,)
+    rules = (*TierSection.rules, _has_an_owner_of_aws)

@@ -8,7 +8,8 @@ protect/       makes copies and parity of a step, and rebuilds lost shards from 
 flush/         writes committed steps to the lower tiers; holds the lease on a namespace there
 restore/       chooses the step to restore at the start of an attempt; serves loading workers
 rejoin/        replaces a restore after lost agents were replaced during an attempt
-stop           agrees on the step boundary at which all ranks stop
+stop           agrees on the step boundary at which all ranks stop, or save at another cadence
+cadence        with `every_steps: auto`, computes how often to save
 shards/        the shards on this node: in memory and on its own disk
 rpc/           messages: between worker, runner and agent on a Unix socket, between agents over MPI
 process/       how agents start and end

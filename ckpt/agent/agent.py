@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
@@ -48,7 +49,7 @@ _MEMORY_POLL_S = 1.0
 _WORKERS_POLL_S = 0.05
 _CUT_SHORT_S = 1.0  # for saves that all ranks made before the workers were killed to be committed
 
-Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease  # run only on node rank 0
+Lead = RestoreLeader | RejoinLeader | SaveLeader | Lease | CadenceLeader  # run only on node rank 0
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +102,13 @@ class Agent:
         self._finished = 0  # workers of this node that have sent "bye"
         if place.node_rank == 0:
             self._lease = Lease(context)
-            flush = FlushLeader(context, self._lease, lambda: self._saves.newest)
-            first = RejoinLeader if place.generation else RestoreLeader
             restored = lambda: self._loading.restored  # noqa: E731
+            cadence = CadenceLeader(context, self._stop, lambda: plan.save if (plan := restored()) else None)
+            flush = FlushLeader(context, self._lease, lambda: self._saves.newest, cadence)
+            first = RejoinLeader if place.generation else RestoreLeader
             self._first = first(context, self._lease, flush)
-            self._leads += [self._first, SaveLeader(context, flush, restored)]
-            self._leads.append(self._lease)
+            self._leads += [self._first, SaveLeader(context, flush, restored, cadence)]
+            self._leads += [self._lease, cadence]
         if not place.is_holder:
             self._describe_redundancy()
 
@@ -290,6 +292,8 @@ class Agent:
                 return await self._prefetch.record(rank, blocks) or await self._loading.open(step, rank, blocks)
             case "choose":
                 return await self._loading.choose(message["step"])
+            case "best":
+                return await self._loading.best()
             case "damaged":
                 await self._loading.damaged(message.get("step"), message["rank"], message["path"])
             case "load_ended":

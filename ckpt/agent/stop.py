@@ -1,4 +1,6 @@
-"""Agrees on one step boundary at which all ranks of all nodes stop, without a collective in the training loop.
+"""Agrees on one step boundary at which all ranks of all nodes stop, or from which on they save at another cadence.
+
+No collective is needed in the training loop.
 
 `ckpt.memory.board` has the argument why no rank can have passed that boundary. The gate is up for a few milliseconds
 only. No agent waits until a worker is held at the gate, because the worker may be in a collective with another that is.
@@ -25,6 +27,7 @@ class Stop(Part):
         self._board = board
         self._lead: asyncio.Task[None] | None = None
         self._boundary = 0  # the agreed boundary; 0 if there is none
+        self._one_at_a_time = asyncio.Lock()  # agreements: each lowers the gate at its end
 
     async def request(self) -> None:
         """Handles a monitor's request to stop. Any number of monitors on any node may send one."""
@@ -67,20 +70,38 @@ class Stop(Part):
             self._lead = asyncio.ensure_future(self._agree())
 
     async def _agree(self) -> None:
+        await self._agree_on("stop", "stop_at")
+
+    async def save_every(self, steps: int, before: int) -> bool:
+        """Has all ranks save every `steps` steps, from a boundary on that none has passed; for the leader.
+
+        Args:
+            before: the number of steps up to that boundary.
+
+        Returns:
+            False if the ranks stop, or the other agents are lost.
+        """
+        return not self._boundary and await self._agree_on("cadence", "save_every", steps=steps, before=before)
+
+    async def _agree_on(self, what: str, op: str, **fields: int) -> bool:
         """Repeats until every node knows the boundary. A node that does not know it holds its workers at the gate."""
         boundary = 0
-        while True:
-            try:
-                if not boundary:
-                    answers = await self._context.call_training("gate")
-                    boundary = 1 + max(answer["boundary"] for answer in answers)
-                await self._context.call_training("stop_at", boundary=boundary)
-                return
-            except PeerError as error:
-                self._listener.problem("stop not agreed yet", str(error))
-            if self._peers.broken:
-                return
-            await asyncio.sleep(_RETRY_S)
+        async with self._one_at_a_time:
+            while True:
+                try:
+                    if not boundary:
+                        answers = await self._context.call_training("gate")
+                        boundary = 1 + max(answer["boundary"] for answer in answers)
+                    await self._context.call_training(op, boundary=boundary, **fields)
+                    return True
+                except PeerError as error:
+                    self._listener.problem(f"{what} not agreed yet", str(error))
+                if self._peers.broken:
+                    return False
+                await asyncio.sleep(_RETRY_S)
+
+    async def _on_save_every(self, source: int, boundary: int, steps: int, before: int) -> None:
+        self._board.set_every_steps(steps, before=before, boundary=boundary)
 
     async def _on_gate(self, source: int) -> dict[str, Any]:
         self._board.set_gate(1)

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from ckpt.cadence import SOURCES as SOURCES
 from ckpt.cli.bench import bench
 from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
 from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_table
+from ckpt.cli.plan import parse_size as parse_size
 from ckpt.cli.plan import show_plan as show_plan
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
+from ckpt.outlook import Conditions as Conditions
 from ckpt.tiers.open import probe_bucket as probe_bucket
 from ckpt.tiers.reads import find_damaged
 from ckpt.tiers.tier import Tier
@@ -145,8 +148,14 @@ def _listed(found: StoredStep) -> Sequence[str]:
         ", ".join(wrong) or {True: "yes", False: "no", None: "-"}[found.committed],
         found.tier,
         found.namespace,
-        "; ".join(filter(None, [found.mark, found.other_format, *found.problems, *found.unread])),
+        "; ".join(filter(None, [*_stays(found), found.mark, found.other_format, *found.problems, *found.unread])),
     )
+
+
+def _stays(found: StoredStep) -> list[str]:
+    """Why a step stays longer than `keep` says, and its metrics."""
+    metrics = ", ".join(f"{name} {value:.6g}" for name, value in found.metrics.items())
+    return ["pinned" if found.pinned else "", found.lasts, metrics]
 
 
 def _verified(found: StoredStep) -> list[Sequence[str]]:

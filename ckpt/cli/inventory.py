@@ -11,8 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from ckpt.cli.output import FAILED, end, reported
-from ckpt.errors import CheckpointError, one_line
+from ckpt.errors import CheckpointError, CorruptError, one_line
+from ckpt.format.lasting import NOTHING_ELSE, Lasting
 from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import Manifest
 from ckpt.format.memory_names import PARITY, StoredName, data_file, names_of
@@ -24,6 +27,7 @@ from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
 from ckpt.tiers.quarantine import noted_reason
 from ckpt.tiers.reads import Read, reader
+from ckpt.tiers.retention import why_lasting
 from ckpt.tiers.tier import Tier
 
 
@@ -57,6 +61,8 @@ class StoredStep:
     line: Line | None = None  # None if it is not known
     is_current: bool | None = None  # whether the newest line continues it; None if it is not known
     mark: str = ""  # where a namespace has more than one line: what becomes of the step
+    pinned: bool = False
+    lasts: str = ""  # why it stays besides the newest steps: a milestone, or one of the best
     other_format: str | None = None  # which release has written it, if this one does not know its format
     problems: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)  # parts that storage failed to read, which may be intact
@@ -64,6 +70,14 @@ class StoredStep:
     @property
     def age_s(self) -> float | None:
         return None if self.created_s is None else round(max(0.0, time.time() - self.created_s), 1)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the script has given for the save."""
+        if self.manifest:
+            return dict(self.manifest.metrics)
+        records = (shard.record for shard in self.in_memory)
+        return next((dict(record.metrics) for record in records if isinstance(record, ShardRecord)), {})
 
     def stored(self) -> Iterator[StoredShard]:
         """Its shards and parity.
@@ -83,7 +97,7 @@ class StoredStep:
             "world_size": self.world_size, "bytes": self.nbytes, "parity_bytes": self.parity_bytes,
             "shards": self.shards, "age_s": self.age_s, "committed": self.committed, "problems": self.problems,
             "unread": self.unread, "line": self.line.id if self.line else None, "is_current": self.is_current,
-            "other_format": self.other_format,
+            "other_format": self.other_format, "pinned": self.pinned, "lasts": self.lasts, "metrics": self.metrics,
         }  # fmt: skip
 
 
@@ -110,7 +124,11 @@ def find_steps(where: str, unread: int = FAILED, newest: int | None = None) -> I
 
 def _tier_steps(tier: Tier, newest: int | None) -> Iterator[StoredStep]:
     entries, lines = tier.catalog(), tier.lines()
-    has_lines = tier.has_lines()
+    has_lines, lasting, pinned = tier.has_lines(), _lasting_of(tier), tier.pins()
+    why: dict[str, str] = {}
+    if lasting != NOTHING_ELSE:
+        entries = iter(found := list(entries))
+        why = why_lasting(found, lasting, lines)
     if has_lines:
         found = list(entries)
         line = newest_line((entry.save for entry in found if entry.save), lines)
@@ -119,6 +137,7 @@ def _tier_steps(tier: Tier, newest: int | None) -> Iterator[StoredStep]:
     is_first = has_lines
     for entry in islice(entries, newest):
         step = _tier_step(tier, entry)
+        step.pinned, step.lasts = entry.name in pinned, why.get(entry.name, "")
         step.is_current = not has_lines or line.has(entry.line_id, entry.step)
         if not step.is_current:
             step.mark = _left(step.line, entry.line_id)
@@ -128,6 +147,14 @@ def _tier_steps(tier: Tier, newest: int | None) -> Iterator[StoredStep]:
     for name, reason in tier.quarantined():
         problems = [f"{name}: {reason}"]
         yield StoredStep(namespace=tier.namespace, tier="quarantine", step=None, attempt=None, problems=problems)
+
+
+def _lasting_of(tier: Tier) -> Lasting:
+    try:
+        return tier.read_lasting()
+    except CorruptError as error:
+        typer.echo(f"{tier.where}: milestones and best steps are not marked: {error}", err=True)
+        return NOTHING_ELSE
 
 
 def _left(line: Line | None, line_id: str) -> str:

@@ -10,6 +10,7 @@ from ckpt.capacity import CapacityPlan, FlushEstimate, Losses, Rates, make_plan
 from ckpt.cli.output import print_json
 from ckpt.config import CheckpointConfig
 from ckpt.errors import ConfigError
+from ckpt.outlook import Conditions, Outlook, make_outlook
 
 _MAX_BYTES = 1 << 60
 
@@ -28,12 +29,13 @@ def parse_size(text: str, where: str) -> int:
 
 def show_plan(
     config: CheckpointConfig, *, nodes: int, ranks_per_node: int, state: str | None, shard: str | None,
-    nodes_per_switch: int | None, as_json: bool, **gb_per_s: float | None,
+    nodes_per_switch: int | None, conditions: Conditions, as_json: bool, **gb_per_s: float | None,
 ) -> None:  # fmt: skip
     """Prints the plan.
 
     Args:
         state, shard: size of the whole state or of each rank's shard, as text; exactly one of the two.
+        conditions: what is known of the job and its machines, for the cadence.
         nodes_per_switch: number of consecutive nodes on one switch; None if it is not known.
         gb_per_s: the fields of Rates.
 
@@ -51,7 +53,11 @@ def show_plan(
         config, nodes=nodes, ranks_per_node=ranks_per_node, shard_bytes=shard_bytes,
         rates=Rates(**gb_per_s), domains=domains,
     )  # fmt: skip
-    print_json(plan.to_json()) if as_json else typer.echo("\n".join(_lines(plan)))
+    outlook = make_outlook(config, plan, conditions)
+    if as_json:
+        print_json({**plan.to_json(), "outlook": outlook.to_json()})
+        return
+    typer.echo("\n".join([*_lines(plan), "", *_outlook(outlook)]))
 
 
 def _lines(plan: CapacityPlan) -> list[str]:
@@ -66,6 +72,31 @@ def _lines(plan: CapacityPlan) -> list[str]:
         f"over the wire         {decimal(plan.wire_bytes)} sent by each node for each save{_seconds(plan.protect_s)}",
         *map(_tier, plan.flushes),
     ]
+
+
+def _outlook(outlook: Outlook) -> list[str]:
+    mean_h = outlook.mean_s_between_failures / 3600
+    lines = [
+        f"failures              one every {mean_h:,.1f} h ({outlook.failures})",
+        f"time that is training {outlook.ratio:.2%} (ETTR) with the job file's cadence, {outlook.best_ratio:.2%} with "
+        "the best",
+    ]
+    for tier in outlook.tiers:
+        now = "auto" if tier.is_auto else f"{tier.every_steps} steps"
+        traffic = f", {decimal(int(tier.bytes_per_month))} written a month" if tier.bytes_per_month else ""
+        lines.append(
+            f"{f'saves to {tier.tier}':<22}best every {tier.best_every_steps} steps "
+            f"({tier.best_every_steps * outlook.step_s:,.0f} s); the job file has {now}{traffic}"
+        )
+    if outlook.s3:
+        s3 = outlook.s3
+        lines.append(
+            f"s3 in a month         {s3.puts:,.0f} PUT and LIST, {s3.gets:,.0f} GET, {decimal(int(s3.stored_bytes))} "
+            f"stored: {s3.usd:,.0f} dollars at the list prices of S3 Standard"
+        )
+    lines += [f"assumed               {text}" for text in outlook.assumed]
+    lines += [f"watch                 {text}" for text in outlook.watch]
+    return [*lines, *(f"CANNOT WORK           {text}" for text in outlook.cannot_work)]
 
 
 def _scheme(plan: CapacityPlan) -> str:
@@ -91,7 +122,7 @@ def _survives(losses: Losses) -> str:
 def _tier(flush: FlushEstimate) -> str:
     where = "on each node" if flush.tier == "nvme" else "in all"
     return (
-        f"{flush.tier:<22}{decimal(flush.node_bytes)} from each node every {flush.every_steps} steps"
+        f"{flush.tier:<22}{decimal(flush.node_bytes)} from each node for each save"
         f"{_seconds(flush.seconds)}; holds {decimal(flush.held_bytes)} {where} (keep {flush.keep}, and one in flight)"
     )
 

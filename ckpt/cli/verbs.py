@@ -1,4 +1,4 @@
-"""The verbs of `holdfast ckpt` that write: copy, gc, export, import."""
+"""The verbs of `holdfast ckpt` that write: copy, gc, pin, unpin, rollback, export, import."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import typer
 from rich.filesize import decimal
 
 from ckpt.cli.output import JsonOption, print_json, printable, reported
+from ckpt.cli.pins import pin, unpin
 from ckpt.cli.progress import Bar, counted
 from ckpt.cli.rollback import roll_back
 from ckpt.errors import ConfigError
+from ckpt.format.lasting import NOTHING_ELSE
 from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import SaveId
+from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.copying import copy_step
 from ckpt.tiers.lines import check_related, lines_of
 from ckpt.tiers.lookup import committed_step, is_url, make_namespace, open_namespace
@@ -29,6 +32,8 @@ def register(app: typer.Typer) -> None:
     """Adds the verbs to `holdfast ckpt`."""
     app.command("copy", short_help="Copy committed steps to another directory or bucket.")(copy)
     app.command("gc", short_help="Remove all but the newest committed steps.")(collect)
+    app.command("pin", short_help="Keep a step until it is unpinned.")(pin)
+    app.command("unpin", short_help="Remove a step's pin.")(unpin)
     app.command("rollback", short_help="Have the next start restore an older step.")(roll_back)
     app.command("export", short_help="Write a step as torch DCP or safetensors.")(export)
     app.command("import", short_help="Take a torch DCP directory in as a step.")(import_step)
@@ -44,6 +49,7 @@ def copy(
 ) -> None:
     """Copy committed steps to another directory or bucket, verified on the way. Steps already there are left alone.
 
+    Pins are copied with their steps. A new place also gets the rules of milestones and best steps, which `gc` obeys.
     Refused if the other place has steps of an unrelated line of descent.
     """
     with reported():
@@ -52,16 +58,21 @@ def copy(
         saves = ours.saves if step is None else [committed_step(here, step)]
         total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
         rows = []
+        pinned = here.pins()
         with Bar(f"copying {counted(len(saves))}", total, quiet=as_json) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
             check_related(ours, lines_of(there))
             for save in reversed(saves):  # oldest first: after an interrupt the newest are left for the next run
                 copied = copy_step(here, there, save, bar.advance)
+                if (name := directory_name(save)) in pinned and name not in there.pins():
+                    there.pin(save, here.pin_note(name))
                 rows.append({**_facts(here, save), "copied": copied, "to": there.where})
                 if not as_json:
                     typer.echo(f"step {save.step}: {'copied to' if copied else 'already in'} {there.where}")
             for line in ours.begun if step is None else ():
                 there.begin_line(line)  # a rollback, which must rule the copy too
+            if there.read_lasting() == NOTHING_ELSE:
+                there.write_lasting(here.read_lasting())
     if as_json:
         print_json(rows)
 
@@ -72,22 +83,29 @@ def collect(
     left: Annotated[
         bool, typer.Option("--left", help="Also remove the steps of all lines of descent but the newest.")
     ] = False,
+    newest_only: Annotated[
+        bool, typer.Option("--newest-only", help="Also remove milestones and the best steps. Pinned steps stay.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove all but the newest committed steps, of each line of descent.
 
+    Pinned steps stay, and the milestones and best steps of the job that saved last (`keep_every_steps`, `keep_best`).
     Steps quarantined by `verify --quarantine`, and steps of another format, stay.
     """
     with reported():
         tier = open_namespace(path)
-        going = superfluous(list(tier.catalog()), keep, lines=tier.lines(), left=left)
+        lasting = NOTHING_ELSE if newest_only else tier.read_lasting()
+        entries, pinned = list(tier.catalog()), tier.pins()
+        going = superfluous(entries, keep, lines=tier.lines(), left=left, lasting=lasting, pinned=pinned)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
         names = list(sizes)
         if not dry_run:
             with Bar(f"removing {counted(len(going))}", nbytes, quiet=as_json) as bar:
-                names = tier.retain(keep, removed=lambda name: bar.advance(sizes.get(name, 0)), left=left)
+                advance = bar.advance
+                names = tier.retain(keep, removed=lambda name: advance(sizes.get(name, 0)), left=left, lasting=lasting)
     if as_json:
         steps = {entry.name: {"step": entry.step, "attempt": entry.attempt} for entry in going}
         rows = [

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import CorruptError, FormatError
+from ckpt.format.lasting import parse_metrics
 from ckpt.format.manifest_rows import Packed, Packer
 from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import MAX_BYTES as MAX_BYTES
@@ -40,10 +41,13 @@ class Shards(Sequence[ShardPlace]):
     Access raises CorruptError if the layout is malformed.
     """
 
-    def __init__(self, packed: Packed, save: SaveId, namespace: str, world_size: int) -> None:
+    def __init__(
+        self, packed: Packed, save: SaveId, namespace: str, world_size: int, metrics: Mapping[str, float]
+    ) -> None:
         self.packed = packed
         self.namespace = namespace
-        self._of = (save, namespace, world_size)
+        self.metrics = dict(metrics)
+        self._of = (save, namespace, world_size, self.metrics)
 
     def __getitem__(self, index: int) -> ShardPlace:  # type: ignore[override]  # slices are not needed
         row = self.packed.rows[index]
@@ -66,6 +70,11 @@ class Manifest:
     partial: bool = False
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the script has given for the save: finite numbers by name."""
+        return self.shards.metrics
+
+    @property
     def nbytes(self) -> int:
         """The number of bytes of all shards together."""
         return sum(row.nbytes for row in self.shards.packed.rows)
@@ -75,6 +84,7 @@ class Manifest:
             "format": FORMAT, "since": SINCE, "namespace": self.namespace, **self.save.to_json(),
             "world_size": self.world_size, "created": self.created_s, "nbytes": self.nbytes,
             **({"partial": True} if self.partial else {}),
+            **({"metrics": self.shards.metrics} if self.shards.metrics else {}),
             **self.shards.packed.to_json(),
         }  # fmt: skip
 
@@ -106,7 +116,7 @@ class Manifest:
         _check_ranks([row.rank for row in packed.rows], world_size, partial)
         return cls(
             save=save, namespace=namespace, world_size=world_size, created_s=created_s, partial=partial,
-            shards=Shards(packed, save, namespace, world_size),
+            shards=Shards(packed, save, namespace, world_size, parse_metrics(value.get("metrics", {}))),
         )  # fmt: skip
 
 
@@ -130,17 +140,18 @@ def pack(save: SaveId, places: Sequence[ShardPlace]) -> dict[str, Any]:
     for place in places:
         if place.record.save != save:
             raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
-    return _pack(places).to_json()
+    return {**_pack(places).to_json(), "metrics": _metrics(places)}
 
 
 def merge(save: SaveId, namespace: str, world_size: int, packs: Iterable[Any]) -> Shards:
     """The shards of all nodes, by rank, from the packs of all nodes. Raises CorruptError."""
-    packer = Packer()
+    packer, packs = Packer(), list(packs)
     rows = [row for value in packs for row in packer.add(Packed.from_json(value))]
+    metrics = parse_metrics(packs[0]["metrics"]) if packs else {}
     for file in packer.files:
         _check_file(file)
     rows.sort(key=lambda row: row.rank)
-    return Shards(Packed(files=packer.files, parts=packer.parts, rows=rows), save, namespace, world_size)
+    return Shards(Packed(files=packer.files, parts=packer.parts, rows=rows), save, namespace, world_size, metrics)
 
 
 def parse_manifest(data: bytes, *, partial: bool = False) -> Manifest:
@@ -164,7 +175,12 @@ def _shards_of(save: SaveId, world_size: int, places: Sequence[ShardPlace]) -> S
         record = place.record
         if (record.save, record.world_size, record.namespace) != (save, world_size, namespace):
             raise CorruptError(f"manifest: the record of rank {place.rank} is of another save")
-    return Shards(_pack(ordered), save, namespace, world_size)
+    return Shards(_pack(ordered), save, namespace, world_size, _metrics(ordered))
+
+
+def _metrics(places: Sequence[ShardPlace]) -> dict[str, float]:
+    """Those of a save, which each of its records has."""
+    return dict(places[0].record.metrics) if places else {}
 
 
 def _pack(places: Sequence[ShardPlace]) -> Packed:

@@ -10,7 +10,7 @@ for each rank.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -123,7 +123,9 @@ class Packed:
                 raise CorruptError(f"manifest: rank {row.rank} names a file or part that does not exist")
         return packed
 
-    def record(self, row: ManifestRow, save: SaveId, namespace: str, world_size: int) -> ShardRecord:
+    def record(
+        self, row: ManifestRow, save: SaveId, namespace: str, world_size: int, metrics: Mapping[str, float]
+    ) -> ShardRecord:
         """The record of one shard. Raises CorruptError if its parts do not match."""
         blocks = row.blocks
         with parsing(f"manifest: the layout of rank {row.rank}"):
@@ -135,7 +137,7 @@ class Packed:
                 "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
                 "drain": row.flush == 1, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
-                "layout": layout,
+                "layout": layout, "metrics": metrics,
             }
         )  # fmt: skip
 

@@ -7,13 +7,15 @@ longer than the shard, because slots are reused. `ckpt.format.memory_names` has 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt.errors import CorruptError, StateError
 from ckpt.format.atomic_files import dump_json, durable_write, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count, checksum
+from ckpt.format.lasting import parse_metrics
 from ckpt.format.layout import Layout
 from ckpt.format.line import FIRST, Line
 from ckpt.format.parsing import parsing
@@ -70,6 +72,7 @@ class ShardRecord:
     layout: Layout
     blocks: tuple[str, ...]  # ckpt.format.checksums.checksums of the shard
     flush: bool = False  # whether to write it to every lower tier, whatever its cadence (before a stop)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the save, the same in all its records
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +87,7 @@ class ShardRecord:
         return {
             "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
             "world_size": self.world_size, "drain": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
-            "layout": self.layout.to_json(),
+            "layout": self.layout.to_json(), **({"metrics": dict(self.metrics)} if self.metrics else {}),
         }  # fmt: skip
 
     @classmethod
@@ -101,7 +104,7 @@ class ShardRecord:
                 save=SaveId.from_json(value),
                 namespace=str(value["namespace"]), rank=int(value["rank"]), world_size=int(value["world_size"]),
                 layout=Layout.from_json(value["layout"]), blocks=tuple(map(str, value["blocks"])),
-                flush=bool(value["drain"]),
+                flush=bool(value["drain"]), metrics=parse_metrics(value.get("metrics", {})),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"shard record: missing or malformed field: {error}") from None

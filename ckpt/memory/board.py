@@ -4,6 +4,9 @@ It is a file of `4096 + 64 * 64` bytes in the node's memory directory, mapped by
 Each worker writes only its row. The node's runner only reads. Every field is one aligned 8-byte word, so no lock is
 needed.
 
+With `every_steps: auto` the header also has the number of steps between saves, and the boundary from which on it
+counts. It is agreed on in the same way as a stop.
+
 To agree on a stop, the agents first raise the gate and then read the rows. A worker first writes its row and then reads
 the gate. So a worker whose row has boundary b has not passed b + 1. The boundary after the furthest of all rows is one
 that no worker has passed, and all workers stop there. The gate is lowered as soon as that boundary is known. Then a
@@ -34,7 +37,8 @@ _NAME = "board"
 _SIZE_BYTES = _HEADER_BYTES + ROWS * _ROW_BYTES
 _MAGIC = int.from_bytes(b"HOLDFAST", "little")
 _VERSION = 1
-_MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT = range(5)  # words of the header
+# Words of the header. From boundary `_FROM` on a save is due every `_EVERY` steps, before it every `_BEFORE` steps.
+_MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT, _FROM_AT, _EVERY_AT, _BEFORE_AT = range(8)
 _RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT = range(7)  # words of a row
 
 
@@ -78,7 +82,7 @@ class Board:
             durable_write(path, bytes(_SIZE_BYTES), sync=False)
         board = cls(path)
         words = board._words
-        words[_GATE_AT] = words[_STOP_AT] = 0
+        words[_GATE_AT] = words[_STOP_AT] = words[_FROM_AT] = words[_EVERY_AT] = words[_BEFORE_AT] = 0
         for word in range(_HEADER_BYTES // 8, _SIZE_BYTES // 8):
             words[word] = 0
         words[_ATTEMPT_AT] = attempt
@@ -187,6 +191,16 @@ class Board:
         """Sets the boundary at which all workers stop, and lets waiting workers continue to it."""
         for words in self._all:
             words[_STOP_AT] = boundary
+            words[_GATE_AT] = 0
+
+    def every_steps(self, boundary: int) -> int:
+        """The number of steps between saves at a boundary; 0 if none is agreed."""
+        return self._words[_EVERY_AT if boundary >= self._words[_FROM_AT] else _BEFORE_AT]
+
+    def set_every_steps(self, steps: int, *, before: int, boundary: int) -> None:
+        """Sets the number of steps between saves from a boundary on, and lets waiting workers continue to it."""
+        for words in self._all:
+            words[_FROM_AT], words[_EVERY_AT], words[_BEFORE_AT] = boundary, steps, before
             words[_GATE_AT] = 0
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -38,6 +38,10 @@ class CatalogEntry:
     @property
     def save(self) -> SaveId | None:
         return self.manifest.save if self.manifest else None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.manifest.metrics if self.manifest else {}
 
     @property
     def line_id(self) -> str:

@@ -5,6 +5,8 @@
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/node-NNNNN.data   one node's shards, one after another
 <path>/<namespace>/step-<step>.a<attempt>.<run tag>/manifest.json     written last: the commit
 <path>/<namespace>/line-<line>/line.json                              a line that begins after an older step: a rollback
+<path>/<namespace>/pin-<step's directory>/pin.json                    a pin: the step is never removed
+<path>/<namespace>/lasting.json                                      what stays besides the newest steps
 <path>/<namespace>/.trash-*                                          steps that are being removed
 """
 
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
 from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
+from ckpt.format.lasting import NOTHING_ELSE, Lasting
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name
@@ -30,7 +33,7 @@ from ckpt.tiers.own_folder import own_folder
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.tier import Removed, Tier
+from ckpt.tiers.tier import Removed, Tier, pins_in
 
 _TRASH = ".trash-"
 
@@ -109,25 +112,36 @@ class SharedTier(Tier):
         removed: Removed = lambda name: None,
         *,
         left: bool = False,
+        lasting: Lasting = NOTHING_ELSE,
     ) -> list[str]:
         """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
-        entries = superfluous(list(self.catalog()), keep, complete, lines=self.lines(), left=left)
-        names = [entry.name for entry in entries]
-        self._remove(names, removed)
-        return names
+        going = superfluous(
+            list(self.catalog()), keep, complete, lines=self.lines(), left=left, lasting=lasting, pinned=self.pins()
+        )
+        names = [entry.name for entry in going]
+        back = self._remove(names, removed)
+        return [name for name in names if name not in back]
 
-    def _remove(self, names: Collection[str], removed: Removed) -> None:
-        """Removes steps, and those that a killed process has not removed to the end."""
+    def _remove(self, names: Collection[str], removed: Removed) -> set[str]:
+        """Removes steps, and those that a killed process has not removed to the end.
+
+        A step that was pinned meanwhile gets its name back: a pin is made before its step is looked at, and is looked
+        for after the rename. Returns the names of these steps.
+        """
         with own_folder(self.folder) as held:
             for name in names:
                 os.replace(held / name, held / f"{_TRASH}{name}")
+            pinned = pins_in(os.listdir(held))
             for trash in held.glob(f"{_TRASH}*"):
-                if trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
+                if (name := trash.name.removeprefix(_TRASH)) in pinned and not (held / name).exists():
+                    os.rename(trash, held / name)
+                elif trash.is_symlink():  # Holdfast makes no links, so the link's target must not be touched
                     log.warning("%s: was a symbolic link; removed, not what it led to", self.folder / trash.name)
                     trash.unlink()
                 else:
                     shutil.rmtree(trash)
-                    removed(trash.name.removeprefix(_TRASH))
+                    removed(name)
+            return pinned
 
     def _get(self, path: str, max_bytes: int) -> bytes:
         file = self.folder / path
@@ -183,9 +197,13 @@ class SharedTier(Tier):
                 where = self._directory(save)
                 raise CorruptError(f"{where}: is a symbolic link, expected our own directory; remove it")
 
-    def _make_line(self, name: str) -> None:
+    def _make_record(self, name: str) -> None:
         with own_folder(self.folder) as held:
             (held / name).mkdir(mode=0o700, exist_ok=True)
+            sync_directory(held)
+
+    def _remove_record(self, name: str) -> None:
+        self._remove([name], lambda name: None)
 
     def _directory(self, save: SaveId) -> Path:
         return self.folder / directory_name(save)

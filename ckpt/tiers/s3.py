@@ -7,7 +7,8 @@ import logging
 from collections.abc import Collection, Sequence
 
 from ckpt.errors import NamespaceError
-from ckpt.format.manifest import NAME, ShardPlace
+from ckpt.format.lasting import NOTHING_ELSE, Lasting
+from ckpt.format.manifest import MAX_BYTES, NAME, ShardPlace
 from ckpt.format.shard_record import SaveId
 from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import directory_name
@@ -16,7 +17,7 @@ from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.tier import Removed, Tier
+from ckpt.tiers.tier import Removed, Tier, pins_in
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +93,12 @@ class S3Tier(Tier):
         removed: Removed = lambda name: None,
         *,
         left: bool = False,
+        lasting: Lasting = NOTHING_ELSE,
     ) -> list[str]:
         """Remove superfluous steps. Each manifest is removed first, so that no reader finds a step half deleted.
+
+        A step that was pinned meanwhile gets its manifest back: a pin is made before its step is looked at, and is
+        looked for after the manifest has gone.
 
         A killed upload leaves parts that are not objects but cost storage. They are removed with their step.
         """
@@ -104,16 +109,32 @@ class S3Tier(Tier):
             uploads = []
         names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
-        gone = superfluous(list(self._entries(names)), keep, complete, lines=self.lines(), left=left)
-        for entry in gone:
-            self._bucket.delete([self._key(entry.name, NAME)])
+        entries, pinned = list(self._entries(names)), pins_in(names)
+        going = superfluous(entries, keep, complete, lines=self.lines(), left=left, lasting=lasting, pinned=pinned)
+        gone = []
+        for entry in going:
+            if not self._withdraw(entry.name):
+                continue
+            gone.append(entry.name)
             inside = self._key(entry.name, "")
             self._bucket.delete(self._bucket.keys(inside))
             for key, upload in uploads:
                 if key.startswith(inside):
                     self._bucket.abort(key, upload)
             removed(entry.name)
-        return [entry.name for entry in gone]
+        return gone
+
+    def _withdraw(self, name: str) -> bool:
+        """Removes a step's manifest; puts it back if the step is pinned now, and returns False."""
+        manifest, key = b"", self._key(name, NAME)
+        with contextlib.suppress(FileNotFoundError):
+            manifest = self._bucket.get(key, MAX_BYTES)
+        self._bucket.delete([key])
+        if name not in self.pins():
+            return True
+        if manifest:
+            self._bucket.put(key, manifest)
+        return False
 
     def _mark(self) -> Mark | None:
         """The mark, which is of this namespace and user; None if there is none."""
@@ -140,8 +161,11 @@ class S3Tier(Tier):
     def _make_directory(self, save: SaveId) -> None:
         """Does nothing: a bucket has no directories."""
 
-    def _make_line(self, name: str) -> None:
+    def _make_record(self, name: str) -> None:
         """Does nothing: a bucket has no directories."""
+
+    def _remove_record(self, name: str) -> None:
+        self._bucket.delete(self._bucket.keys(self._key(name, "")))
 
     def _directories(self) -> set[str]:
         return self._bucket.directories(f"{self._prefix}/")

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ckpt.errors import CheckpointError, CorruptError
+from ckpt.errors import CheckpointError, ConfigError, CorruptError
+from ckpt.format.lasting import NOTHING_ELSE, Lasting
 from ckpt.format.line import Line, newest_line
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
 from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
@@ -34,6 +35,10 @@ SHARD_ALIGN_BYTES = PAGE_BYTES  # so that a shard can be mapped in its file, and
 _LINE = "line-"
 _LINE_FILE = "line.json"
 _LINE_BYTES = 65536
+_PIN = "pin-"  # prefix of the directory that pins the step of the rest of its name
+_PIN_FILE = "pin.json"
+_LASTING = "lasting.json"
+_LASTING_BYTES = 65536
 
 Removed = Callable[[str], object]
 
@@ -119,7 +124,7 @@ class Tier(ABC):
 
     def begin_line(self, line: Line) -> None:
         """Record a line that has no save yet, durably: a rollback. The next restore continues from its origin."""
-        self._make_line(f"{_LINE}{line.id}")
+        self._make_record(f"{_LINE}{line.id}")
         self._put(f"{_LINE}{line.id}/{_LINE_FILE}", seal_json(line.to_json()))
 
     def lines(self) -> list[Line]:
@@ -134,6 +139,53 @@ class Tier(ABC):
                 except CorruptError as error:
                     log.warning("%s/%s: passed over: %s", self.where, name, error)
         return found
+
+    def pin(self, save: SaveId, note: str) -> None:
+        """Pin a committed step: retention and `gc` never remove it, until `unpin`.
+
+        Args:
+            note: text for people, such as who has pinned it and why.
+
+        Raises:
+            ConfigError: the step is not there any more. Then nothing is pinned.
+        """
+        name = directory_name(save)
+        self._make_record(f"{_PIN}{name}")
+        self._put(f"{_PIN}{name}/{_PIN_FILE}", seal_json({"note": note, "time": time.time()}))
+        try:
+            self.read_manifest(save)  # retention may have removed it since the caller has seen it
+        except FileNotFoundError:
+            self.unpin(name)
+            where = f"{self.where}/{name}"
+            raise ConfigError(f"{where}: was removed before it was pinned; list the steps with `ckpt ls`") from None
+
+    def unpin(self, name: str) -> None:
+        """Remove the pin of a step's directory, if it has one."""
+        if name in self.pins():
+            self._remove_record(f"{_PIN}{name}")
+
+    def pins(self) -> set[str]:
+        """The names of the pinned steps' directories. A pin counts from its first byte on."""
+        return pins_in(self._directories())
+
+    def pin_note(self, name: str) -> str:
+        """The note of a pin, for people; "" if it has none that can be read."""
+        try:
+            return str(unseal_json(self._get(f"{_PIN}{name}/{_PIN_FILE}", _LASTING_BYTES))["note"])
+        except (FileNotFoundError, CorruptError, KeyError, TypeError):
+            return ""
+
+    def write_lasting(self, lasting: Lasting) -> None:
+        """Record what lasts here besides the newest steps, for commands that remove or list steps without a job."""
+        if lasting != self.read_lasting():
+            self._put(_LASTING, seal_json(lasting.to_json()))
+
+    def read_lasting(self) -> Lasting:
+        """What lasts here, as the last job has recorded it. Raises CorruptError if the record is damaged."""
+        try:
+            return Lasting.from_json(unseal_json(self._get(_LASTING, _LASTING_BYTES)))
+        except FileNotFoundError:
+            return NOTHING_ELSE
 
     def has_lines(self) -> bool:
         """Whether there may be steps of more than one line. Reads no manifest."""
@@ -191,12 +243,16 @@ class Tier(ABC):
         removed: Removed = lambda name: None,
         *,
         left: bool = False,
+        lasting: Lasting = NOTHING_ELSE,
     ) -> list[str]:
         """Remove steps that newer committed steps have made superfluous; returns the names of the removed ones.
+
+        Pinned steps stay. A step that is pinned while it is being removed comes back.
 
         Args:
             complete: in a node-local tier, the saves that all nodes have committed; only these count. None: all count.
             left: whether to remove the steps of all lines but the newest one's descent too.
+            lasting: what stays besides the newest steps.
         """
 
     # Calls to the storage. Paths are relative to the namespace's folder or URL, such as `<step's directory>/<file>`.
@@ -218,8 +274,12 @@ class Tier(ABC):
         """Whether the file exists."""
 
     @abstractmethod
-    def _make_line(self, name: str) -> None:
-        """Makes the directory of a line's record, if the storage has directories."""
+    def _make_record(self, name: str) -> None:
+        """Makes the directory of a record, of a line or a pin, if the storage has directories."""
+
+    @abstractmethod
+    def _remove_record(self, name: str) -> None:
+        """Removes a directory that `_make_record` has made, with its file."""
 
     @abstractmethod
     def _directories(self) -> Collection[str]:
@@ -252,6 +312,11 @@ class Tier(ABC):
             return parse_reason(self._get(f"{directory}/{REASON}", MAX_BYTES))
         except (FileNotFoundError, NotADirectoryError, CorruptError):
             return parse_reason(b"")
+
+
+def pins_in(names: Iterable[str]) -> set[str]:
+    """The names of the pinned steps' directories, among the names of all directories."""
+    return {name.removeprefix(_PIN) for name in names if name.startswith(_PIN)}
 
 
 def node_places(file: str, records: Sequence[ShardRecord]) -> list[ShardPlace]:

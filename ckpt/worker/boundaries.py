@@ -22,10 +22,18 @@ class Cadence:
     """
 
     def __init__(
-        self, board: Board, *, every_steps: Sequence[int], rank: int, local_rank: int, attempt: int, gate_s: float
-    ) -> None:
+        self, board: Board, *, every_steps: Sequence[int], rank: int, local_rank: int, attempt: int, gate_s: float,
+        auto_from: int = 0,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            auto_from: with `every_steps: auto`, the number of steps between saves until the agents have agreed on one;
+                0: they agree on none.
+        """
         self._board = board
         self._every_steps = tuple(every_steps)
+        self._auto_from = auto_from
+        self._auto_steps = auto_from
         self._rank = rank
         self._local_rank = local_rank
         self._attempt = attempt
@@ -39,7 +47,8 @@ class Cadence:
     def should_save(self, step: int) -> bool:
         """Whether to save this step: a configured cadence is due, or all ranks stop here."""
         self._pass_boundary(step)
-        return self.stopping or any(step % every == 0 for every in self._every_steps)
+        auto = (self._auto_steps,) if self._auto_steps else ()
+        return self.stopping or any(step % every == 0 for every in (*self._every_steps, *auto))
 
     def should_stop(self, step: int) -> bool:
         self._pass_boundary(step)
@@ -74,6 +83,8 @@ class Cadence:
         self._wait_at_gate()
         stop_at = self._board.stop_at
         self.stopping = self._board.attempt == self._attempt and 0 < stop_at <= self._boundary
+        if self._auto_from:
+            self._auto_steps = self._board.every_steps(self._boundary) or self._auto_from
 
     def _wait_at_gate(self) -> None:
         deadline = time.monotonic() + self._gate_s

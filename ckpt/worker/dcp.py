@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ from ckpt.format.boxes import Box
 from ckpt.format.json_values import decode, encode, tag_of
 from ckpt.format.layout import Chunk
 from ckpt.format.shard_record import ShardRecord
-from ckpt.worker.engine import Engine
+from ckpt.worker.engine import ChosenStep, Engine
 from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.read_plan import TensorReads
@@ -58,13 +58,17 @@ class DcpWriter(StorageWriter):
     raised.
     """
 
-    def __init__(self, engine: Engine, step: int, *, flush: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, step: int, *, flush: bool = False, metrics: Mapping[str, Any] | None = None
+    ) -> None:
         """
         Args:
             step: greater than the step of the previous save.
             flush: whether to write the step to every lower tier, whatever its cadence.
+            metrics: numbers by name, as in Checkpointer.save.
         """
         self._engine = engine
+        self._metrics = metrics
         self._step = step
         self._flush = flush
 
@@ -106,7 +110,7 @@ class DcpWriter(StorageWriter):
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
         mappings = encode(plan.planner_data or {}, ("planner_data",))
         tree = {DCP: {"objects": objects, "mappings": mappings}}
-        self._engine.save_pieces(self._step, pieces, tree, flush=self._flush)
+        self._engine.save_pieces(self._step, pieces, tree, flush=self._flush, metrics=self._metrics)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -125,7 +129,7 @@ class DcpReader(StorageReader):
     It reads `Checkpointer.newest_step`, or a chosen step.
     """
 
-    def __init__(self, engine: Engine, step: int | None) -> None:
+    def __init__(self, engine: Engine, step: ChosenStep) -> None:
         self._engine = engine
         self._since_s = time.monotonic()
         self._saved: SavedStep = engine.saved_step(step, "dcp_reader")

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ckpt import elastic_event
 from ckpt.agent.rpc.transport import world_of
 from ckpt.config import CheckpointConfig, Place, config_from_env
 from ckpt.errors import AgentError, CheckpointError, ConfigError, StateError
 from ckpt.fork import drop_descriptors_below, let_go_when_forked
+from ckpt.format.lasting import is_metric_name
 from ckpt.format.line import FIRST
 from ckpt.memory.board import Board
 from ckpt.native.memcpy import threads_per_rank
+from ckpt.sections import AUTO, AUTO_FROM
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence, leave_sigterm_to_the_stop
 from ckpt.worker.load.match import Restoration
@@ -35,9 +39,20 @@ from ckpt.worker.standalone.one_node import SoloAgent
 
 _saving: weakref.WeakValueDictionary[tuple[Path, int], Engine] = weakref.WeakValueDictionary()  # by slots in use
 _standalone: dict[tuple[str, str], Engine] = {}  # open ones with an agent of their own, by namespace and directory
+BEST = "best"
+ChosenStep = int | Literal["best"] | None  # None: the newest
 _STEPS_END = 1 << 62  # SaveId refuses this step and later ones
 
 log = logging.getLogger("ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a script asks of one save. `since_s` is when it has called, by the monotonic clock."""
+
+    flush: bool
+    metrics: dict[str, float]
+    since_s: float
 
 
 class Engine:
@@ -76,6 +91,7 @@ class Engine:
         self._is_forked = self._is_closed = False
         self._delays_collection = False
         self._only_loaded: SavedStep | None = None  # the step that was loaded, while no further one is made
+        self._not_finite: set[str] = set()  # metrics that were once infinite or not a number
         let_go_when_forked(self)
         elastic_event.register(self)
 
@@ -122,7 +138,7 @@ class Engine:
 
     # load
 
-    def load(self, state: dict[str, Any], *, step: int | None, strict: bool) -> int | None:
+    def load(self, state: dict[str, Any], *, step: ChosenStep, strict: bool) -> int | None:
         """See ckpt.Checkpointer."""
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
@@ -131,8 +147,7 @@ class Engine:
         session = self.connect(restoration.wants if step is None else None)
         self._stager.hold_back()
         loaded = None
-        if step is None:
-            step = session.newest_step()
+        step = session.newest_step() if step is None else self._number_of_step(step)
         if step is not None:
             saved = session.saved_step(step)
             restoration.fill(saved)
@@ -150,11 +165,18 @@ class Engine:
             session.prepare(self._stager.plan(take_apart(state, self._world)))
         return loaded
 
-    def saved_step(self, step: int | None, caller: str) -> SavedStep:
+    def _number_of_step(self, step: int | str) -> int:
+        if isinstance(step, str):
+            if step != BEST:
+                raise StateError(f"step: got {step!r:.60}, expected a number, {BEST!r} or None")
+            return self.connect().best_step()
+        return step
+
+    def saved_step(self, step: ChosenStep, caller: str) -> SavedStep:
         """The shards of a step that is complete in one tier.
 
         Args:
-            step: None: `newest_step`.
+            step: None: `newest_step`; "best": the best one by the metric of `keep_best`.
             caller: the name of the public function, for the error if there is no step.
 
         Raises:
@@ -164,9 +186,9 @@ class Engine:
             step = self.newest_step
         if step is None:
             raise CheckpointError(f"{caller}: there is no step to restore; check Checkpointer.newest_step first")
-        return self.connect().saved_step(step)
+        return self.connect().saved_step(self._number_of_step(step))
 
-    def read_step(self, step: int | None, caller: str) -> SavedStep:
+    def read_step(self, step: ChosenStep, caller: str) -> SavedStep:
         """As `saved_step`, for a script that may go on from what it reads."""
         saved = self.saved_step(step, caller)
         if saved.save is not None:
@@ -181,27 +203,46 @@ class Engine:
 
     # save
 
-    def save(self, step: int, state: dict[str, Any], *, flush: bool) -> None:
+    def save(self, step: int, state: dict[str, Any], *, flush: bool, metrics: Mapping[str, Any] | None = None) -> None:
         """See ckpt.Checkpointer."""
+        since_s, numbers = time.monotonic(), self._finite(step, metrics)
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         with self._lock:
             if self.connect().replicas_differ():
                 self._stager.store_replicas_everywhere()
             with self._no_collection():
-                self._save_state(step, state, flush=flush)
+                self._save_state(step, state, Asked(flush=flush, metrics=numbers, since_s=since_s))
 
-    def _save_state(self, step: int, state: dict[str, Any], *, flush: bool) -> None:
+    def _save_state(self, step: int, state: dict[str, Any], asked: Asked) -> None:
         parts = take_apart(state, self._world)
         nbytes = self._stager.plan(parts)
-        self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), flush=flush)
+        self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), asked)
 
-    def save_pieces(self, step: int, pieces: list[Piece], tree: Any, *, flush: bool) -> None:
+    def save_pieces(
+        self, step: int, pieces: list[Piece], tree: Any, *, flush: bool, metrics: Mapping[str, Any] | None = None
+    ) -> None:
         """Saves tensors that are already flattened, under a tree of the caller's."""
+        asked = Asked(flush=flush, since_s=time.monotonic(), metrics=self._finite(step, metrics))
         with self._lock:
             nbytes = self._stager.plan_pieces(pieces)
             tensors = [piece.data for piece in pieces]
-            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), flush=flush)
+            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), asked)
+
+    def _finite(self, step: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
+        """The metrics as plain numbers. Those that are infinite or not a number are left out, which is logged once."""
+        numbers: dict[str, float] = {}
+        for name, value in (metrics or {}).items():
+            number = _number_of(name, value)
+            if math.isfinite(number):
+                numbers[name] = number
+            elif name not in self._not_finite:
+                self._not_finite.add(name)
+                log.warning(
+                    "rank %d: metric %s of step %s is %s: such a step is never among the best", self.rank, name, step,
+                    number,
+                )  # fmt: skip
+        return numbers
 
     @contextlib.contextmanager
     def _no_collection(self) -> Iterator[None]:
@@ -224,7 +265,7 @@ class Engine:
             self._delays_collection = False
             gc.enable()
 
-    def _save(self, step: int, nbytes: int, stage: Stage, *, flush: bool) -> None:
+    def _save(self, step: int, nbytes: int, stage: Stage, asked: Asked) -> None:
         if not isinstance(step, int) or not 0 <= step < _STEPS_END:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0 and below {_STEPS_END}")
         self._only_loaded = None
@@ -233,7 +274,10 @@ class Engine:
                 f"rank {self.rank}: another Checkpointer of this process saves to the same memory; use one"
             )
         stopping = self._cadence is not None and self._cadence.stopping
-        self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, flush=flush or stopping)
+        self.connect().save(
+            step, nbytes, stage, tokens=self._stager.tokens, flush=asked.flush or stopping, metrics=asked.metrics,
+            since_s=asked.since_s,
+        )  # fmt: skip
 
     # step boundaries
 
@@ -257,10 +301,12 @@ class Engine:
         self._only_loaded = None
         if self._cadence is None:
             self.connect()  # the agent clears the board before it listens
-            lower = [tier.every_steps for tier in self._config.lower.values()]
+            every = [steps for tier in self._config.lower.values() for steps in tier.multiples]
+            memory = self._config.memory.every_steps
             self._cadence = Cadence(
                 Board.open(self.place.ram_dir),
-                every_steps=[self._config.memory.every_steps, *lower],
+                every_steps=every if memory == AUTO else [memory, *every],
+                auto_from=AUTO_FROM if memory == AUTO else 0,
                 rank=self.rank,
                 local_rank=self._identity.local_rank,
                 attempt=self.place.attempt,
@@ -356,6 +402,18 @@ class Engine:
     def _leave_slots(self) -> None:
         if _saving.get(self._slots) is self:
             del _saving[self._slots]
+
+
+def _number_of(name: Any, value: Any) -> float:
+    """A metric's value: a number, or a tensor or array with one element. Raises StateError for anything else."""
+    if not is_metric_name(name):
+        raise StateError(f"metrics: got the name {name!r:.60}, expected letters, digits and '_.:/-', and not 'n'")
+    try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError("not a number")
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise StateError(f"metrics: {name}: got {value!r:.60}, expected a number ({error!s:.80})") from None
 
 
 def _key(config: CheckpointConfig) -> tuple[str, str]:

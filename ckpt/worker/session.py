@@ -106,6 +106,7 @@ class Session:
         self._arena.adopt(newest.save, pinned=reply["pinned"])
         self._grown_bytes = 0
         self._replicas_differ = False
+        self._stall_s = self._counted_s = 0.0  # held up since the last message, and the time up to which it is counted
         self._sealing = Background("ckpt-seal")
         self._pin = pin
         threading.Thread(target=self._follow, name="ckpt-follow", daemon=True).start()
@@ -148,6 +149,17 @@ class Session:
         except AgentError as error:
             raise CheckpointError(f"step {step} is not the one restored at the start: {error}") from None
         return self._saved_step(step, reply["world_size"], reply["tier"], _save_in(reply))
+
+    def best_step(self) -> int:
+        """The best step by the metric of `keep_best`; all ranks find the same one after the same saves.
+
+        Raises CheckpointError: no step has the metric, or no tier names one.
+        """
+        self.newest_step()  # waits for the saves in flight, which may be the best
+        try:
+            return int(self._agent.request("best", timeout_s=self._deadlines.plan_s)["step"])
+        except AgentError as error:
+            raise CheckpointError(f"best step: {error}") from None
 
     def map_slots(self) -> None:
         """Maps the existing slots in a thread: after a load whose caller does not know yet what it will save."""
@@ -212,7 +224,10 @@ class Session:
             step = {} if saved is None else {"step": saved.step, "seconds": round(seconds, 6)}
             self._send("load_ended", **step)
 
-    def save(self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool) -> None:
+    def save(
+        self, step: int, nbytes: int, stage: Stage, *, tokens: dict[str, int], flush: bool, metrics: dict[str, float],
+        since_s: float,
+    ) -> None:  # fmt: skip
         """Stages one save and passes it to the agent once all its bytes are copied. Failures are logged and counted.
 
         A step that is not larger than the one saved before it fails, unless the script has loaded a step below it.
@@ -221,7 +236,15 @@ class Session:
             stage: fills a slot that has at least `nbytes`.
             tokens: those of the groups that share replicas; see ckpt.worker.save.replicas.
             flush: whether to write the step to every lower tier, whatever its cadence.
+            metrics: those that the script has given, finite numbers by name.
+            since_s: when the script has called, by the monotonic clock: the step is held up from then on.
         """
+        try:
+            self._save(step, nbytes, stage, {"tokens": tokens, "flush": flush, "metrics": metrics}, since_s)
+        finally:
+            self._stall_s += time.monotonic() - max(since_s, self._counted_s)
+
+    def _save(self, step: int, nbytes: int, stage: Stage, message: dict[str, Any], since_s: float) -> None:
         self.loaded()  # what read() returned is read before the next save
         with self._lock:
             started = time.monotonic()
@@ -250,14 +273,20 @@ class Session:
                 self._arena.give_back(slot)
                 self._send_drop("drop_shard", step, line, reason="staging failed")
                 raise
-            message = {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
-            message |= {"descent": line.to_json(), "tokens": tokens, "flush": flush}
+            message |= {"slot": slot.index, "step": step, "rank": self._identity.rank, "layout": layout.to_json()}
+            message |= {"descent": line.to_json(), "stall_s": self._take_stall(since_s)}
             seal = partial(self._seal, self._agent, slot, copies, message, nbytes, started)
             if copies is not None or self._sealing.busy:
                 self._sealing.do(seal)
             else:
                 seal()
             self.prepare(nbytes)  # the other slots will need the memory too
+
+    def _take_stall(self, since_s: float) -> float:
+        """For how long saves have held steps up that no message has told yet, this one up to now."""
+        self._counted_s = time.monotonic()
+        stall_s, self._stall_s = self._stall_s + self._counted_s - since_s, 0.0
+        return round(stall_s, 6)
 
     def _seal(
         self,

@@ -38,7 +38,7 @@ from launcher.history.steps import NodeSteps
 log = logging.getLogger(__name__)
 
 # reports of agents that are recorded and need no decision
-_RECORDED = ("problem", "rebuilt", "stop_agreed", "loaded", "line", "finishing")
+_RECORDED = ("problem", "rebuilt", "stop_agreed", "loaded", "line", "finishing", "cadence")
 
 
 def to_input(node: str, message: Message) -> Input | None:

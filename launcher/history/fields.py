@@ -128,7 +128,19 @@ EVENTS: Mapping[str, EventKind] = {
         "A rank's state was rebuilt on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
     ),
     "first_step": _kind("The attempt's first step after the restored one.", "seconds"),
-    "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
+    "cadence": _kind(
+        "With `every_steps: auto`: all ranks save every `every_steps` steps from now on (memory), or a tier takes a "
+        "save every `every_s`. It was computed from the other fields: the time of a step, for how long a save holds "
+        "it up, and the time between failures.",
+        "tier every_s",
+        tier=TEXT, every_steps=COUNT, every_s=NUMBER, step_s=NUMBER, stall_s=NUMBER, mtbf_s=NUMBER,
+    ),
+    "commit": _kind(
+        "A step is complete in a tier. `seconds`: from its first byte to the commit, beside training. `stall_s`: for "
+        "how long saves have held training up since the commit before it, on the slowest rank; only of memory.",
+        "step tier",
+        tier=TEXT, bytes=COUNT, stall_s=NUMBER,
+    ),
     "agents_lost": _kind("The agents are lost; training continues.", "generation", generation=COUNT, reason=TEXT),
     "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
     "problem": _kind(

@@ -133,6 +133,11 @@ def describe(event: Event) -> str:
             return f"workers started{taking}"
         case "first_step":
             return f"training: step {step} finished{taking} from the attempt's start"
+        case "cadence":
+            steps, every_s = event.get("every_steps"), event.get("every_s")
+            seconds = f"{every_s:,.0f} s" if isinstance(every_s, int | float) else "?"
+            every = f"{plural(steps, 'step')} ({seconds})" if steps else seconds
+            return f"from now on a save goes to {event.get('tier')} every {every}"
         case "commit":
             return f"step {step} committed to {event.get('tier')}{taking}"
         case "fault":

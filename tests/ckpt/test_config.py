@@ -74,7 +74,7 @@ def test_defaults() -> None:
             {"namespace": "x", "memory": {"every_step": 1}},
             r"checkpoint.memory.every_step: unknown key, did you mean every_steps",
         ),
-        ({"namespace": "x", "memory": {"every_steps": 0}}, "got 0, expected greater than or equal to 1"),
+        ({"namespace": "x", "memory": {"every_steps": 0}}, "got 0, expected a whole number of at least 1, or auto"),
         ({"namespace": "x", "memory": {"every_steps": True}}, "got True"),
         ({"namespace": "x", "memory": {"every_steps": 1.5}}, "got 1.5"),
         (

@@ -30,7 +30,7 @@ class Clocks:
         monkeypatch.setattr(
             FlushLeader,
             "__init__",
-            lambda lead, context, lease, newest: make(lead, context, lease, newest, lambda: self.now_s),
+            lambda lead, *parts: make(lead, *parts, lambda: self.now_s),
         )
 
 

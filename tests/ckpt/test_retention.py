@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tier_kit import WORLD, save_id, shard
 
 from ckpt import newest_steps
 from ckpt.errors import CorruptError
+from ckpt.format.lasting import Best, Lasting, merged_metrics
 from ckpt.format.line import FIRST, NOBODY, Line
 from ckpt.format.manifest import Manifest, new_manifest, parse_manifest
 from ckpt.format.shard_record import seal_json
 from ckpt.tiers.catalog import CatalogEntry
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier
-from ckpt.tiers.retention import superfluous
+from ckpt.tiers.retention import superfluous, why_lasting
 from ckpt.tiers.tier import node_places
 
 
@@ -114,6 +117,73 @@ def test_as_many_steps_as_a_long_run_leaves_are_told_apart_in_no_time() -> None:
         for step in range(100_000, 0, -1)
     ]
     assert len(gone(*steps, keep=5)) == 100_000 - 6
+
+
+def scored(step: int, attempt: int = 0, line: Line = FIRST, **metrics: float) -> CatalogEntry:
+    found = entry(step, attempt=attempt, line=line)
+    assert found.manifest is not None
+    found.manifest.shards.metrics = metrics
+    return found
+
+
+LOWEST = Lasting(best=Best(metric="loss", mode="min"))
+
+
+def lasting(*entries: CatalogEntry, rules: Lasting = LOWEST) -> dict[str, str]:
+    return {name.partition(".ours")[0]: why for name, why in why_lasting(entries, rules).items()}
+
+
+def test_a_step_without_the_metric_is_never_the_best() -> None:
+    assert lasting(scored(30), scored(20, accuracy=0.1), scored(10, loss=7.0)) == {"10.0": "best loss"}
+    assert lasting(scored(30), scored(20)) == {}
+
+
+def test_of_equal_steps_the_later_one_is_better_and_of_a_repeated_step_the_last_save_counts() -> None:
+    assert lasting(scored(20, loss=1.0), scored(10, loss=1.0)) == {"20.0": "best loss"}
+    assert lasting(scored(20, attempt=1, loss=2.0), scored(20, loss=0.0), scored(10, loss=1.0)) == {"10.0": "best loss"}
+    milestones = Lasting(every_steps=10)
+    assert lasting(scored(20, attempt=1), scored(20), scored(15), rules=milestones) == {"20.1": "milestone"}
+
+
+def test_a_step_may_last_for_two_reasons_and_each_says_which_place_it_has() -> None:
+    highest = Lasting(every_steps=20, best=Best(metric="accuracy", mode="max", n=2))
+    found = lasting(*(scored(step, accuracy=step / 100) for step in (50, 40, 30, 20)), rules=highest)
+    assert found == {"50.0": "best accuracy", "40.0": "milestone, best accuracy, no. 2", "20.0": "milestone"}
+
+
+def test_what_lasts_is_counted_in_each_line_that_stays() -> None:
+    left = [scored(step, line=FIRST_LINE, loss=loss) for step, loss in ((50, 5.0), (40, 1.0), (30, 3.0), (20, 2.0))]
+    ours = [scored(step, line=BACK, loss=loss) for step, loss in ((45, 4.0), (35, 3.5))]
+    rules = {"lasting": LOWEST}
+    names = {found.name for found in superfluous([left[0], ours[0], *left[1:2], ours[1], *left[2:]], 1, **rules)}
+    assert names == ids(BACK, 35) | ids(FIRST_LINE, 30), "step 20 is the best of the newest descent, 40 of the left one"
+
+
+def test_a_half_written_step_goes_though_an_older_milestone_stays() -> None:
+    steps = [entry(30), entry(25, committed=False, run="theirs"), entry(10)]
+    assert {found.name for found in superfluous(steps, 1, lasting=Lasting(every_steps=10))} == {"25.0.theirs"}
+
+
+def test_metrics_that_are_no_numbers_make_a_record_a_damaged_one() -> None:
+    whole = manifest(10).to_json()
+    assert parse_manifest(seal_json({**whole, "metrics": {"loss": 1}, "of a later release": []})).metrics == {
+        "loss": 1.0
+    }
+    for bad in ({"loss": "low"}, {"loss": True}, {"n": 1.0}, {"": 1.0}, [1.0], {"loss": None}):
+        with pytest.raises(CorruptError, match="metrics: got"):
+            parse_manifest(seal_json({**whole, "metrics": bad}))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.0, 1.0, 2.0])), min_size=1, max_size=8), st.integers(0, 8)
+)
+def test_metrics_merge_to_the_same_whichever_node_tells_first(rows: list[tuple[int, float]], cut: int) -> None:
+    given_rows = [("loss", rank, value) for rank, value in dict(rows).items()]
+    (all_at_once,) = merged_metrics(given_rows)
+    (by_node,) = merged_metrics([*merged_metrics(given_rows[cut:]), *merged_metrics(given_rows[:cut])])
+    lowest = min(given_rows, key=lambda row: row[1])
+    assert all_at_once[:3] == by_node[:3] == lowest
+    assert (len(all_at_once) > 3) == (len(by_node) > 3) == (len({value for _, _, value in given_rows}) > 1)
 
 
 def test_the_newest_step_is_the_newest(tmp_path) -> None:  # type: ignore[no-untyped-def]

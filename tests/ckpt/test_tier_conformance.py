@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cloud_kit import azure_server, google_server
 from s3_kit import s3_server
 from tier_kit import BUCKETS, KINDS, WORLD, Stored, path_of, save_id, shard, stored
 
-from ckpt.errors import CheckpointError, CorruptError, FormatError, NamespaceError
+from ckpt.errors import CheckpointError, ConfigError, CorruptError, FormatError, NamespaceError
 from ckpt.format.checksums import BLOCK_BYTES
+from ckpt.format.lasting import NOTHING_ELSE, Best, Lasting
 from ckpt.format.line import FIRST, NOBODY, Owner
 from ckpt.format.manifest import NAME
 from ckpt.format.shard_record import seal_json
 from ckpt.tiers import reads
+from ckpt.tiers.catalog import CatalogEntry, directory_name
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.mark import new_mark, parse_mark
+from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
+from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options
 
 
@@ -209,6 +215,80 @@ def test_retention_counts_each_line_by_itself(place: Stored) -> None:
     assert len(place.tier.retain(2)) == 3
     left = sorted((entry.step, entry.line_id) for entry in place.tier.catalog())
     assert left == sorted([(3, OLD.id), (4, OLD.id), (9, OLD.id), (4, NEW.id), (5, NEW.id)])
+
+
+BEST = Lasting(best=Best(metric="loss", mode="min", n=2))
+
+
+def test_the_metrics_of_a_step_are_in_its_manifest_and_in_every_record(place: Stored) -> None:
+    place.commit(save_id(3), loss=0.25, accuracy=1.0)
+    place.commit(save_id(4))
+    manifest = place.again("ns").read_manifest(save_id(3))
+    assert manifest.metrics == {"loss": 0.25, "accuracy": 1.0}
+    assert all(entry.record.metrics == manifest.metrics for entry in manifest.shards)
+    assert [dict(entry.metrics) for entry in place.tier.catalog()] == [{}, {"loss": 0.25, "accuracy": 1.0}]
+
+
+def test_milestones_and_the_best_steps_stay_besides_the_newest(place: Stored) -> None:
+    for step, loss in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.3), (5, 0.7), (6, 0.6)):
+        place.commit(save_id(step), loss=loss)
+    place.commit(save_id(7))  # has no metric: it stays as the newest alone
+    place.tier.retain(1, lasting=replace(BEST, every_steps=5))
+    assert [save.step for save in place.tier.steps()] == [7, 5, 4, 3]
+    place.commit(save_id(8), loss=0.2)
+    place.tier.retain(1, lasting=BEST)
+    assert [save.step for save in place.tier.steps()] == [8, 3]
+
+
+def test_a_pinned_step_stays_until_it_is_unpinned(place: Stored) -> None:
+    for step in (1, 2, 3):
+        place.commit(save_id(step, line=OLD))
+    name = directory_name(save_id(1, line=OLD))
+    place.tier.pin(save_id(1, line=OLD), "for the paper")
+    other = place.again("ns")
+    assert other.pins() == {name} and other.pin_note(name) == "for the paper"
+    assert len(place.tier.retain(1)) == 1 and [save.step for save in other.steps()] == [3, 1]
+    place.commit(save_id(9, line=FIRST.fork(None, number=5, began_s=2e9, seed="anew", owner=NOBODY)))
+    place.tier.retain(1, left=True)
+    assert [save.step for save in other.steps()] == [9, 1], "though its line was left"
+    other.unpin(name)
+    assert place.tier.pins() == set() and other.pin_note(name) == ""
+    assert place.tier.retain(1, left=True) == [name]
+
+
+def test_a_step_that_has_gone_is_not_pinned(place: Stored) -> None:
+    place.commit(save_id(1))
+    with pytest.raises(ConfigError, match="was removed before it was pinned"):
+        place.tier.pin(save_id(2), "")
+    assert place.tier.pins() == set() and place.tier.steps() == [save_id(1)]
+
+
+def test_a_step_that_is_pinned_while_it_is_removed_comes_back(place: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        place.commit(save_id(step))
+    module = sys.modules[NvmeTier.__base__.__module__ if place.tier.kind in ("shared", "nvme") else "ckpt.tiers.s3"]
+
+    def late(*arguments: Any, **more: Any) -> list[CatalogEntry]:
+        going = superfluous(*arguments, **more)
+        place.again("ns").pin(save_id(2), "")  # retention has chosen the step, and has not removed it yet
+        return going
+
+    monkeypatch.setattr(module, "superfluous", late)
+    assert place.tier.retain(1) == [directory_name(save_id(1))]
+    assert place.tier.steps() == [save_id(3), save_id(2)]
+    for entry in place.tier.read_manifest(save_id(2)).shards:
+        verify(reader(place.tier, save_id(2), entry), entry)
+
+
+def test_what_lasts_in_a_place_is_known_without_its_job(place: Stored) -> None:
+    assert place.tier.read_lasting() == NOTHING_ELSE
+    place.tier.write_lasting(replace(BEST, every_steps=500))
+    assert place.again("ns").read_lasting() == replace(BEST, every_steps=500)
+    place.tier.write_lasting(NOTHING_ELSE)
+    assert place.again("ns").read_lasting() == NOTHING_ELSE
+    place.put("ns/lasting.json", b"{}")
+    with pytest.raises(CorruptError):
+        place.tier.read_lasting()
 
 
 def test_a_step_of_another_format_is_neither_damaged_nor_ever_removed(place: Stored) -> None:

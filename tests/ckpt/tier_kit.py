@@ -32,7 +32,9 @@ def save_id(step: int, attempt: int = 0, run_id: str = "run", line: Line = FIRST
     return SaveId(step=step, attempt=attempt, run_id=run_id, line=line)
 
 
-def shard(save: SaveId, rank: int, world_size: int = WORLD, nbytes: int = 5000) -> tuple[ShardRecord, memoryview]:
+def shard(
+    save: SaveId, rank: int, world_size: int = WORLD, nbytes: int = 5000, **metrics: float
+) -> tuple[ShardRecord, memoryview]:
     data = memoryview(bytes([(save.step * 7 + rank) % 251]) * nbytes)
     record = ShardRecord(
         save=save,
@@ -41,6 +43,7 @@ def shard(save: SaveId, rank: int, world_size: int = WORLD, nbytes: int = 5000) 
         world_size=world_size,
         layout=Layout(chunks=(), tree=None, nbytes=nbytes),
         blocks=checksums(data),
+        metrics=metrics,
     )
     return record, data
 
@@ -61,15 +64,15 @@ class Stored:
         """The ranks of each node that writes to it."""
         return [range(2)] if self.tier.node_local else [range(2), range(2, 4)]
 
-    def write(self, save: SaveId, nbytes: int = 5000) -> list[ShardPlace]:
+    def write(self, save: SaveId, nbytes: int = 5000, **metrics: float) -> list[ShardPlace]:
         self.tier.begin(save)
         places = []
         for node, ranks in enumerate(self.node_ranks):
-            places += self.tier.write_node(save, node, [shard(save, rank, nbytes=nbytes) for rank in ranks])
+            places += self.tier.write_node(save, node, [shard(save, rank, nbytes=nbytes, **metrics) for rank in ranks])
         return places
 
-    def commit(self, save: SaveId, nbytes: int = 5000) -> None:
-        self.tier.commit(save, WORLD, self.write(save, nbytes))
+    def commit(self, save: SaveId, nbytes: int = 5000, **metrics: float) -> None:
+        self.tier.commit(save, WORLD, self.write(save, nbytes, **metrics))
 
 
 def stored(kind: str, root: Path, options: S3Options) -> Stored:

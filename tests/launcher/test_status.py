@@ -197,6 +197,13 @@ def test_a_script_that_reports_no_step_is_not_said_to_be_at_step_0(told: list[di
     assert line[1].strip() == shown
 
 
+def test_a_cadence_that_a_job_has_computed_is_said_in_steps_or_seconds() -> None:
+    memory = {"event": "cadence", "tier": "memory", "every_s": 150.4, "every_steps": 30}
+    assert describe(memory) == "from now on a save goes to memory every 30 steps (150 s)"
+    shared = {"event": "cadence", "tier": "shared", "every_s": 1234.5, "every_steps": None}
+    assert describe(shared) == "from now on a save goes to shared every 1,234 s"
+
+
 def test_a_fault_names_its_node_once() -> None:
     told = event(5, "fault", attempt=0, kind="process_exit", node="n1", reason="n1: rank 0: killed by SIGKILL")
     assert describe(told) == "process_exit on n1: rank 0: killed by SIGKILL"

@@ -10,7 +10,9 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
+from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents
@@ -18,7 +20,7 @@ from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.manifest import merge
 from ckpt.format.shard_record import SaveId
-from ckpt.sections import TierSection
+from ckpt.sections import AUTO, TierSection
 from ckpt.tiers.last_seen import remember
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.tier import Tier
@@ -33,15 +35,18 @@ class FlushLeader(Part):
         context: Context,
         lease: Lease,
         newest: Callable[[], SaveId | None],
+        cadence: CadenceLeader,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             newest: the newest committed or restored save.
+            cadence: gives the time between saves where `every_steps` is `auto`.
         """
         super().__init__(context)
         self._lease = lease
         self._newest = newest
+        self._cadence = cadence
         self._finishing: asyncio.Future[None] | None = None
         self._asking: set[int] = set()  # nodes whose agents end once the newest step is written
         self._all_ask = asyncio.Event()
@@ -63,9 +68,10 @@ class FlushLeader(Part):
 
     def _wanted(self, name: str, section: TierSection, step: int, asked: bool) -> bool:
         now, busy = self._clock(), self._busy[name]
-        due = step % section.every_steps == 0
-        if section.every_s is not None and now - self._last_s[name] >= section.every_s:
-            due = True
+        due = any(step % every == 0 for every in section.multiples)
+        limits = (section.every_s, self._cadence.tier_every_s(name) if section.every_steps == AUTO else None)
+        due |= any(limit is not None and now - self._last_s[name] >= limit for limit in limits)
+        due &= not (busy and not asked and section.every_steps == AUTO)  # it waits for a free time
         if due and busy and not asked:
             older = ", ".join(map(str, sorted(busy)))
             self._listener.problem(
@@ -98,7 +104,7 @@ class FlushLeader(Part):
         names = []
         for name, section in self._sections.items():
             now = asked or self._is_late(name, section, contents)
-            due = save.step if now else save.step - save.step % section.every_steps
+            due = save.step if now else max((save.step - save.step % every for every in section.multiples), default=0)
             if (
                 name in contents.held
                 and (due or not save.step)
@@ -172,8 +178,9 @@ class FlushLeader(Part):
                 reached=failure is None, nbytes=nbytes, seconds=seconds,
             )  # fmt: skip
             if failure is None:
+                self._cadence.flushed(name, seconds)
                 self._listener.to_monitors("commit", tier=name, step=step, bytes=nbytes, seconds=seconds)
-                await self._retain(name, tier, self._sections[name].keep)
+                await self._retain(name, tier, self._sections[name])
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""
@@ -192,10 +199,12 @@ class FlushLeader(Part):
         await self._context.call_training("flush_write", tier=name, save=save)
         await self._context.call_training("flush_commit", tier=name, save=save)
 
-    async def _retain(self, name: str, tier: Tier, keep: int) -> None:
+    async def _retain(self, name: str, tier: Tier, section: TierSection) -> None:
+        keep, lasting = section.keep, section.lasting
         try:
             if not tier.node_local:
-                await in_time(self._deadlines.flush_s, tier.retain, keep)
+                await in_time(self._deadlines.flush_s, tier.write_lasting, lasting)
+                await in_time(self._deadlines.flush_s, partial(tier.retain, keep, lasting=lasting))
                 return
             answers = await self._context.call_training("flush_list", tier=name)
             held = [set(map(SaveId.from_json, answer["saves"])) for answer in answers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context, Part
@@ -73,7 +74,8 @@ class FlushNode(Part):
         return {"saves": [save.to_json() for save in await in_thread(self._context.tier(tier).steps)]}
 
     async def _on_flush_retain(self, source: int, tier: str, keep: int, complete: list[Any]) -> None:
-        await in_thread(self._context.tier(tier).retain, keep, set(map(SaveId.from_json, complete)))
+        retain, lasting = self._context.tier(tier).retain, self._config.lower[tier].lasting
+        await in_thread(partial(retain, keep, set(map(SaveId.from_json, complete)), lasting=lasting))
 
     async def _on_flush_done(
         self, source: int, tier: str, save: SaveId, reached: bool, nbytes: int, seconds: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,10 @@ from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.shards.held import held_saves, rows_of
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
-from ckpt.format.line import Line
+from ckpt.format.lasting import best_first
+from ckpt.format.line import FIRST, Line
+from ckpt.format.shard_record import SaveId
+from ckpt.tiers.retention import ScoredSave
 from ckpt.tiers.tier import Tier
 
 
@@ -23,15 +27,21 @@ class Chosen(Part):
     shared tier. Workers verify what they read.
     """
 
-    def __init__(self, context: Context, newest_line: Callable[[], Line]) -> None:
+    def __init__(self, context: Context, newest: Callable[[], SaveId | None]) -> None:
         """
         Args:
-            newest_line: the line that this attempt continues, or has begun.
+            newest: the newest save that this attempt has restored or committed.
         """
         super().__init__(context)
-        self._newest_line = newest_line
+        self._newest = newest
+        self._best: tuple[SaveId | None, asyncio.Future[int]] | None = None  # by the newest save
         self._plans: dict[int, Plan] = {}
         self._looking: dict[int, asyncio.Task[Plan]] = {}
+
+    def newest_line(self) -> Line:
+        """The line that this attempt continues, or has begun."""
+        newest = self._newest()
+        return newest.line if newest else FIRST
 
     async def plan(self, step: int) -> Plan:
         """Requests a plan for a step.
@@ -55,6 +65,42 @@ class Chosen(Part):
         if step not in self._plans:
             raise AgentError(f"step {step} is not the one that the agents restore, and was not chosen before")
         return self._plans[step]
+
+    async def best(self) -> int:
+        """The best step by the metric of `keep_best`, which all ranks get. Raises AgentError if there is none."""
+        try:
+            return int((await self._peers.call(0, "find_best"))["step"])
+        except PeerError as error:
+            raise AgentError(str(error)) from None
+
+    async def _on_find_best(self, source: int) -> dict[str, Any]:
+        """Looks once until the next commit. No step commits before all ranks have asked, as each saves after that."""
+        newest = self._newest()
+        if self._best is None or self._best[0] != newest:
+            self._best = newest, asyncio.ensure_future(self._look_for_best())
+        try:
+            return {"step": await asyncio.shield(self._best[1])}
+        except (CheckpointError, OSError):
+            self._best = None  # a script may ask again, once a tier can be read
+            raise
+
+    async def _look_for_best(self) -> int:
+        best, line = self._config.best, self.newest_line()
+        if best is None:
+            raise AgentError("no tier has keep_best, which names the metric; add it to the `checkpoint` section")
+        scored = [
+            ScoredSave(save=record.save, metrics=record.metrics) for record in self._memory_store.shards().values()
+        ]
+        scored += [ScoredSave(save=record.save, metrics=record.metrics) for record in self._node_disk.records()]
+        for tier in self._context.tiers.values():
+            if not tier.node_local:
+                scored += await in_time(self._deadlines.verify_s, _scored_in, tier)
+        for one in best_first(best, {one for one in scored if line.has(one.line.id, one.step)}):
+            with contextlib.suppress(AgentError):  # it is not complete anywhere
+                return (await self._look(one.step)).step or 0
+        raise AgentError(
+            f"no step that can be restored has the metric {best.metric}; give it to save(..., metrics=...)"
+        )
 
     async def _on_find_chosen(self, source: int, step: int) -> dict[str, Any]:
         if step not in self._looking:
@@ -91,13 +137,22 @@ class Chosen(Part):
         run_id = self._place.run_id
         if not found:
             raise AgentError(f"step {step} cannot be had: {'; '.join(reasons)}")
-        newest = self._newest_line()
+        newest = self.newest_line()
 
         def rank(plan: Plan) -> tuple[Any, ...]:
             line, is_ours = plan.line, plan.save is not None and plan.save.run_id == run_id
             return newest.has(line.id, step), line.number, is_ours, plan.attempt or 0
 
         return max(found, key=rank)
+
+
+def _scored_in(tier: Tier) -> list[ScoredSave]:
+    """Raises OSError if a step cannot be read: it may be the best one."""
+    entries = list(tier.catalog())
+    for entry in entries:
+        if entry.unread:
+            raise entry.unread
+    return [ScoredSave(save=entry.save, metrics=entry.metrics) for entry in entries if entry.save]
 
 
 def _of_tier(name: str, tier: Tier, step: int) -> list[Plan]:

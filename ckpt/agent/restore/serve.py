@@ -20,7 +20,6 @@ from ckpt.agent.shards.growing_buffer import Room
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
-from ckpt.format.line import FIRST, Line
 from ckpt.format.manifest import Manifest
 from ckpt.format.memory_names import data_file, fetched_name
 from ckpt.format.shard_record import SaveId, ShardRecord
@@ -51,7 +50,7 @@ class Loading(Part):
         self._saves = saves
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
-        self._chosen = Chosen(context, self._newest_line)
+        self._chosen = Chosen(context, lambda: saves.newest)
         self._damaged: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
         self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
@@ -75,6 +74,10 @@ class Loading(Part):
         plan = await self._chosen.plan(step)
         return {"save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size}
 
+    async def best(self) -> dict[str, Any]:
+        """The best step by the metric of `keep_best`. Raises AgentError if there is none."""
+        return {"step": await self._chosen.best()}
+
     @property
     def restored(self) -> Plan | None:
         """The plan that the agents have carried out; None if there is none."""
@@ -85,10 +88,6 @@ class Loading(Part):
         newest, place = self._saves.newest, self._place
         is_ours = newest is not None and (newest.run_id, newest.attempt) == (place.run_id, place.attempt)
         return newest if is_ours else None
-
-    def _newest_line(self) -> Line:
-        newest = self._saves.newest
-        return newest.line if newest else FIRST
 
     async def _plan_of(self, step: int | None) -> Plan:
         plan = await asyncio.shield(self._plan)
@@ -156,7 +155,7 @@ class Loading(Part):
             plan = self.restored
             if step is not None and plan is not None:
                 taken = plan if step == plan.step else self._chosen.find(step)  # None: this attempt has committed it
-                tier, line = (taken.tier, taken.line) if taken else ("memory", self._newest_line())
+                tier, line = (taken.tier, taken.line) if taken else ("memory", self._chosen.newest_line())
                 is_other = line.script and line.script != self._place.owner.script
                 whose = {"whose": line.whose} if is_other else {}
                 self._listener.to_monitors(

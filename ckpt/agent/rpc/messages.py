@@ -40,6 +40,7 @@ OF_WORKER = Way("worker", "agent", {
         step=int, wants=list),
     "choose": message("Lets this node's workers open another step than the restored one.",
         step=int, deadline="plan_s", answer="save tier world_size"),
+    "best": message("Requests the best step by the metric of `keep_best`.", deadline="plan_s", answer="step"),
     "open": message(
         "Requests a readable location of a saved rank's shard. `whole`: all blocks are there already. No step: the "
         "restored one. No blocks: only the record.",
@@ -51,8 +52,11 @@ OF_WORKER = Way("worker", "agent", {
         "This worker has finished its load of `step`; no step: what it has read. After the node's last one, fetched "
         "shards are removed.",
         step=int | None, seconds=float, optional="step seconds"),
-    "staged": message("This worker has staged its shard of a step into a slot. `descent`: the line of the save.",
-        slot=int, step=int, rank=int, layout=dict, descent=dict, flush=bool, tokens=dict, optional="flush tokens"),
+    "staged": message(
+        "This worker has staged its shard of a step into a slot. `descent`: the line of the save. `metrics`: those "
+        "that the script has given. `stall_s`: for how long saves have held its steps up since the last message.",
+        slot=int, step=int, rank=int, layout=dict, descent=dict, flush=bool, tokens=dict, metrics=dict, stall_s=float,
+        optional="flush tokens metrics stall_s"),
     "drop_shard": message("This worker has no shard for a step, with the reason. `descent`: the line of the save.",
         step=int, rank=int, descent=dict, reason=str),
     "drop_up_to": message(
@@ -99,7 +103,10 @@ TO_WORKER = Way("agent", "worker", {
 TO_RUNNER = Way("agent", "runner", {
     "pong": message("The agent's event loop runs."),
     "stop_agreed": message("All ranks stop at this boundary.", boundary=int),
-    "commit": message('A step has reached a tier, "memory" included.', tier=str, step=int, bytes=int, seconds=float),
+    "commit": message(
+        'A step has reached a tier, "memory" included. `stall_s`: for how long saves have held steps up on the slowest '
+        "rank since the commit before it; only of memory.",
+        tier=str, step=int, bytes=int, seconds=float, stall_s=float, optional="stall_s"),
     "problem": message(
         "A failure that does not stop training. `failed`: the tier that the save will not reach.",
         what=str, detail=str, step=int | None, failed=str | None, optional="step failed"),
@@ -113,6 +120,11 @@ TO_RUNNER = Way("agent", "runner", {
         "The first save of a line that does not continue the newest step of the namespace. `origin`: the step that it "
         "continues; null: it continues none.",
         step=int, origin=int | None, newest=int | None, line=str),
+    "cadence": message(
+        "With `every_steps: auto`: all ranks save every `every_steps` steps from now on (memory), or a tier takes a "
+        "save every `every_s`. The other fields are what this was computed from.",
+        tier=str, every_steps=int | None, every_s=float, step_s=float, stall_s=float, mtbf_s=float,
+        optional="every_steps"),
     "finishing": message("Training has ended, and the newest step is written to these tiers.", step=int, tiers=list),
     "rebuilt": message("A lost shard is in this node's memory again.",
         rank=int, from_node=str, bytes=int, seconds=float, tier=str, optional="tier"),
@@ -122,14 +134,18 @@ TO_RUNNER = Way("agent", "runner", {
 
 # From a node's agent to the leader.
 TO_LEADER = Way("node", "leader", {
-    "sealed": message("All shards of this node are sealed.",
-        step=int, nbytes=int, flush=bool, token_counts=list, lines=list, elapsed_s=float, deadline="answer_s"),
+    "sealed": message(
+        "All shards of this node are sealed. `given`: the metrics, as rows of name, rank and value. `stall_s`: of its "
+        "slowest rank.",
+        step=int, nbytes=int, flush=bool, token_counts=list, lines=list, given=list, stall_s=float, elapsed_s=float,
+        deadline="answer_s"),
     "ask_drop": message("This node cannot complete its part of a save of a line, with the reason.",
         step=int, descent=dict, reason=str, deadline="answer_s"),
     "ask_drop_up_to": message("A worker of this node had no agent up to this step of a line.",
         step=int, descent=dict, deadline="answer_s"),
     "find_chosen": message("Requests a plan for a step that a script has chosen.",
         step=int, deadline="restore_s", answer="plan"),
+    "find_best": message("Requests the best step by the metric of `keep_best`.", deadline="restore_s", answer="step"),
     "ask_finish": message("Training has ended. Answered once the newest step is in all lower tiers.",
         deadline="flush_s"),
     "ask_stop": message("A runner of this node requests a stop.", deadline="answer_s"),
@@ -140,11 +156,11 @@ TO_LEADER = Way("node", "leader", {
 # From the leader to a node's agent.
 TO_NODE = Way("leader", "node", {
     "publish": message("Writes the records of this node's shards of a save, once all nodes have sealed it.",
-        save=SaveId, deadline="answer_s"),
+        save=SaveId, metrics=dict, deadline="answer_s"),
     "protect": message("Makes this node's redundancy of a save, once all nodes have published it.",
         save=SaveId, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
-        save=SaveId, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),
+        save=SaveId, tiers=list, nbytes=int, seconds=float, stall_s=float, deadline="answer_s"),
     "drop": message("Drops a save of a line, with the reason.",
         step=int, descent=dict, reason=str, replicas_differ=bool, deadline="answer_s"),
     "verify_parity": message("Verifies the node's parity.",
@@ -180,6 +196,9 @@ TO_NODE = Way("leader", "node", {
     "gate": message("Holds workers at their next boundary. The answer has the furthest boundary reached.",
         deadline="answer_s", answer="boundary"),
     "stop_at": message("The boundary at which all ranks stop.", boundary=int, deadline="answer_s"),
+    "save_every": message(
+        "Has all ranks save every `steps` steps from this boundary on, and every `before` steps up to it.",
+        boundary=int, steps=int, before=int, deadline="answer_s"),
     "flush_write": message("Writes this node's shards of a committed step to a tier.",
         tier=str, save=SaveId, deadline="flush_s", answer="places"),
     "flush_commit": message("Commits a step on the node's disk, once all nodes have written it.",

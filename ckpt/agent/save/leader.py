@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
+from ckpt.format.lasting import Given, merged_metrics
 from ckpt.format.line import Line
 from ckpt.format.shard_record import SaveId
 
@@ -36,6 +38,8 @@ class Gathering:
     nodes: dict[int, int] = field(default_factory=dict)  # sealed bytes, by node rank
     flush: bool = False
     lines: set[Line] = field(default_factory=set)  # that its ranks continue
+    given: list[Given] = field(default_factory=list)  # what its ranks have given
+    stall_s: float = 0.0  # of the slowest rank
     tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
     members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
 
@@ -54,16 +58,21 @@ class SaveLeader(Part):
     Nodes seal steps in order. So an incomplete step before a complete one was dropped and never becomes complete.
     """
 
-    def __init__(self, context: Context, flush: FlushLeader, restored: Callable[[], Plan | None]) -> None:
+    def __init__(
+        self, context: Context, flush: FlushLeader, restored: Callable[[], Plan | None], cadence: CadenceLeader
+    ) -> None:
         """
         Args:
+            cadence: is told of each commit.
             restored: the plan of the restore; None if there is none.
         """
         super().__init__(context)
         self._flush = flush
+        self._cadence = cadence
         self._restored = restored
         self._line: Line | None = None  # the newest one that some node has saved to
         self._reported = ""  # the line that was reported last
+        self._unequal: set[str] = set()  # metrics whose differences were reported
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._dropped_up_to = -1  # a rank without an agent dropped its saves up to this step
@@ -87,6 +96,8 @@ class SaveLeader(Part):
         flush: bool,
         token_counts: list[Any],
         lines: list[Any],
+        given: list[Any],
+        stall_s: float,
         elapsed_s: float,
     ) -> None:
         found = {Line.from_json(line) for line in lines}
@@ -103,6 +114,8 @@ class SaveLeader(Part):
         save.nodes[source] = nbytes
         save.flush |= flush
         save.lines |= found
+        save.given += map(tuple, given)
+        save.stall_s = max(save.stall_s, stall_s)
         for token, count, members in token_counts:
             save.tokens[token] += count
             save.members[token] = members
@@ -172,7 +185,7 @@ class SaveLeader(Part):
             what = "the ranks do not continue the same step"
             self._listener.problem(what, "call load() on every rank, with the same step", save.step)
         try:
-            await self._context.call_training("publish", save=save_id)
+            await self._context.call_training("publish", save=save_id, metrics=self._metrics(save))
             await self._context.call_training("protect", save=save_id)
         except PeerError as error:
             await self._drop(save.step, max(save.lines), str(error))
@@ -185,11 +198,25 @@ class SaveLeader(Part):
         nbytes = sum(save.nodes.values())
         seconds = time.monotonic() - save.since_s
         fields: dict[str, Any] = {"save": save_id, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
-        await self._try_all("commit not heard by every node", "commit_save", **fields)
+        stall_s = round(save.stall_s, 6)
+        await self._try_all("commit not heard by every node", "commit_save", **fields, stall_s=stall_s)
         self._report_line(save_id)
+        self._cadence.committed(save_id, seconds, stall_s)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
         if tiers:
             self._tasks.start(self._flush.lead(save_id, nbytes, tiers))
+
+    def _metrics(self, save: Gathering) -> dict[str, float]:
+        """The metrics of a save: of each, what the lowest rank has given. Differences are reported once for each."""
+        metrics = {}
+        for name, rank, value, *other in merged_metrics(save.given):
+            metrics[name] = value
+            if other and name not in self._unequal:
+                self._unequal.add(name)
+                what = f"the ranks give other values of the metric {name}"
+                detail = f"{value:g} of rank {rank} counts, {other[1]:g} of rank {other[0]} does not; reduce it first"
+                self._listener.problem(what, detail, save.step)
+        return metrics
 
     def _report_line(self, save: SaveId) -> None:
         """Reports the first save of a line that does not continue from the newest step of the namespace."""

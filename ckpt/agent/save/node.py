@@ -23,6 +23,7 @@ from ckpt.agent.rpc.worker_socket import Client
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
+from ckpt.format.lasting import Given, merged_metrics, parse_metrics
 from ckpt.format.layout import Layout
 from ckpt.format.line import FIRST, Line
 from ckpt.format.memory_names import StoredName, copy_stem, own_stem
@@ -49,6 +50,8 @@ class Save:
     tokens: Counter[str] = field(default_factory=Counter)  # number of ranks that sent each token of a replica group
     members: dict[str, int] = field(default_factory=dict)  # by token, number of ranks that have to send it
     nbytes: int = 0
+    given: list[Given] = field(default_factory=list)  # what its ranks have given
+    stall_s: float = 0.0  # of the slowest rank
     flush: bool = False
     promised: bool = False
 
@@ -114,6 +117,9 @@ class SaveNode(Part):
         save.staged.add(local_rank)
         save.lines.add(line)
         save.flush |= bool(message.get("flush"))
+        save.stall_s = max(save.stall_s, float(message.get("stall_s", 0.0)))
+        for name, value in parse_metrics(message.get("metrics", {})).items():
+            save.given.append((name, rank, value))
         members = {str(token): int(size) for token, size in dict(message.get("tokens", {})).items()}
         save.tokens.update(members.keys())
         save.members.update(members)
@@ -262,7 +268,8 @@ class SaveNode(Part):
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
                 await self._peers.call(
                     0, "sealed", step=save.step, nbytes=save.nbytes, flush=save.flush, token_counts=token_counts,
-                    lines=[line.to_json() for line in sorted(save.lines)], elapsed_s=time.monotonic() - save.since_s,
+                    lines=[line.to_json() for line in sorted(save.lines)], given=merged_metrics(save.given),
+                    stall_s=save.stall_s, elapsed_s=time.monotonic() - save.since_s,
                 )  # fmt: skip
         except (CheckpointError, OSError) as error:
             await self._ask_drop(save, str(error))
@@ -276,13 +283,13 @@ class SaveNode(Part):
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
 
-    async def _on_publish(self, source: int, save: SaveId) -> None:
+    async def _on_publish(self, source: int, save: SaveId, metrics: dict[str, float]) -> None:
         found = self._in_flight.get(save.step)
         if found is None:
             raise AgentError(f"step {save.step} was dropped here")
         found.id = save
         for name, record in found.records.items():
-            self._memory_store.publish(name, replace(record, save=save))
+            self._memory_store.publish(name, replace(record, save=save, metrics=metrics))
 
     async def _on_protect(self, source: int, save: SaveId) -> None:
         found = self._in_flight.get(save.step)
@@ -305,7 +312,9 @@ class SaveNode(Part):
                 await within(self._deadlines.load_s, self._context.workers_loaded.wait())
         return {"made": await self.protect.make(self.newest, None, moved, alone) if self.newest else 0}
 
-    async def _on_commit_save(self, source: int, save: SaveId, tiers: list[str], nbytes: int, seconds: float) -> None:
+    async def _on_commit_save(
+        self, source: int, save: SaveId, tiers: list[str], nbytes: int, seconds: float, stall_s: float
+    ) -> None:
         step = save.step
         found = self._in_flight.get(step)
         if found is None or found.id != save:
@@ -316,7 +325,7 @@ class SaveNode(Part):
             self.pinned[save] = Pin(save=save, names=found.names, tiers=set(tiers))
         report = {"step": step, "bytes": nbytes, "seconds": seconds}
         self._listener.to_workers("committed", save=save.to_json(), pinned=bool(tiers), **report)
-        self._listener.to_monitors("commit", tier="memory", **report)
+        self._listener.to_monitors("commit", tier="memory", **report, stall_s=stall_s)
         await found.tasks.cancel()
         for older in [older for older in self._in_flight if older < step]:  # their outcome will not arrive any more
             await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")

@@ -98,6 +98,10 @@ class NodeDisk:
         """Save, world size and rank of every shard."""
         return [(save, shard.record.world_size, rank) for (save, rank), shard in self._shards.items()]
 
+    def records(self) -> list[ShardRecord]:
+        """The record of every shard."""
+        return [shard.record for shard in self._shards.values()]
+
     def find(self, save: SaveId, rank: int) -> DiskShard | None:
         """A shard, which may not be verified yet."""
         return self._shards.get((save, rank))
