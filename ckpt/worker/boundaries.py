@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt.memory.board import Board
+from ckpt.worker import loaded
 
 _GATE_POLL_S = 0.001
 
@@ -22,7 +24,15 @@ class Cadence:
     """
 
     def __init__(
-        self, board: Board, *, every_steps: Sequence[int], rank: int, local_rank: int, attempt: int, gate_s: float
+        self,
+        board: Board,
+        *,
+        every_steps: Sequence[int],
+        rank: int,
+        local_rank: int,
+        attempt: int,
+        gate_s: float,
+        modules: Path | None = None,
     ) -> None:
         self._board = board
         self._every_steps = tuple(every_steps)
@@ -30,6 +40,7 @@ class Cadence:
         self._local_rank = local_rank
         self._attempt = attempt
         self._gate_s = gate_s
+        self._modules = modules
         self._boundary = 0
         self._step: int | None = None
         self._is_named = False  # whether the call that passed the last boundary named its step
@@ -67,6 +78,8 @@ class Cadence:
 
     def _cross(self, step: int) -> None:
         self._boundary += 1
+        if self._boundary == loaded.BOUNDARY and self._modules is not None:
+            self._record_modules(self._modules)
         self._board.follow()
         self._board.write_row(
             self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=step
@@ -74,6 +87,13 @@ class Cadence:
         self._wait_at_gate()
         stop_at = self._board.stop_at
         self.stopping = self._board.attempt == self._attempt and 0 < stop_at <= self._boundary
+
+    @staticmethod
+    def _record_modules(path: Path) -> None:
+        try:
+            loaded.record_modules(path)
+        except OSError as error:
+            log.warning("%s: %s: a restart imports the script's modules again", path, error.strerror)
 
     def _wait_at_gate(self) -> None:
         deadline = time.monotonic() + self._gate_s
