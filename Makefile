@@ -3,11 +3,11 @@
 # make check   the tests that start no process, in about a minute
 # make test-faults   the fault suite: breaks jobs on a real Slurm in every way of docs/internals/faults.md; needs root
 # make provision-test   a bare Debian becomes a node, with its power cut at every step; needs root and Debian's registry
-# make test-oldest   the tests that need no Slurm, on Python 3.10 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
-#                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.10 names the interpreter.
+# make test-oldest   the tests that need no Slurm, on Python 3.11 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
+#                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.11 names the interpreter.
 # make test-python PYTHON=/path/to/python3 CUDA=1   the same on another Python, with the pinned torch, in .venv-3.12 or so
-# make test-debian13   the tests on Slurm and the fault suite on Debian 13: Slurm 24.11, Python 3.13; needs
-#                      root and Debian's registry
+# make test-debian SUITE=trixie   the tests on Slurm and the fault suite on another Debian, in build/debian-SUITE: trixie has
+#                    Slurm 24.11 and Python 3.13, testing and sid Slurm 26.05 and Python 3.14; needs root and Debian's registry
 # make simulate N=1000000 SEED=0   bad days of simulated jobs, on all cores; a table, and each failure explained
 # make lint   ruff, mypy and, where it is installed, shellcheck
 # make lock   the versions and hashes of what root installs on nodes, anew: lifecycle/requirements.lock
@@ -30,12 +30,12 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: check release demo test fuzz test-faults test-oldest test-python test-debian13 provision-test chaos lint lock bench bench-faults docs man clean simulate
+.PHONY: check release demo test fuzz test-faults test-oldest test-python test-debian provision-test chaos lint lock bench bench-faults docs man clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
 usable = $(shell for p in /usr/bin/python3 python3; do \
-	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PYTHON ?= $(usable)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -95,10 +95,10 @@ provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
 
-OLDEST_PYTHON ?= $(shell for p in python3.10 ~/.pyenv/versions/3.10.*/bin/python3; do \
-	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+OLDEST_PYTHON ?= $(shell for p in python3.11 ~/.pyenv/versions/3.11.*/bin/python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 test-oldest:
-	@test -n "$(OLDEST_PYTHON)" || { echo "make test-oldest: no Python 3.10 found: name one with OLDEST_PYTHON="; exit 2; }
+	@test -n "$(OLDEST_PYTHON)" || { echo "make test-oldest: no Python 3.11 found: name one with OLDEST_PYTHON="; exit 2; }
 	@$(MAKE) --no-print-directory test-python VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1
 
 # A venv of its own for each Python, unless VENV names one.
@@ -108,9 +108,10 @@ test-python:
 	@$(MAKE) --no-print-directory VENV=$(PYTHONS_VENV) $(PYTHONS_VENV)/.installed-dev
 	@$(PYTHONS_VENV)/bin/python -m pytest $(PARALLEL) -m 'not slurm and not faults and not provision' $(PYTEST_FLAGS)
 
-test-debian13:
+SUITE ?= trixie
+test-debian:
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
-	@$(PYTHON) -m tests.debian13 -m 'slurm or faults' $(PYTEST_FLAGS)
+	@$(PYTHON) -m tests.debian_suite $(SUITE) "$(TORCH)" -m 'slurm or faults' $(PYTEST_FLAGS)
 
 ROUNDS ?= 50
 SEED ?= 1
@@ -140,7 +141,7 @@ lock: $(VENV)/.installed-dev
 	@$(PIP) uv
 	@printf '%s\n' pyyaml pydantic typer rich jinja2 urllib3 nvidia-ml-py setuptools xxhash boto3 | \
 		$(BIN)/uv pip compile -q --universal --generate-hashes \
-		--no-header --no-annotate --python-version 3.10 -o lifecycle/requirements.lock -
+		--no-header --no-annotate --python-version 3.11 -o lifecycle/requirements.lock -
 
 bench: $(VENV)/.installed-dev
 	@$(PIP) $(CONSTRAINTS) -e '.[bench]' || echo "bench: without s3torchconnector and nanio, which do not install here"
@@ -170,7 +171,7 @@ bench-faults: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/faults.py $(BENCH_FLAGS)
 
 $(VENV)/.created:
-	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.10 with venv found: apt install python3-venv, or make PYTHON=/path/to/python3"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "make: no python3 >= 3.11 with venv found: apt install python3-venv, or make PYTHON=/path/to/python3"; exit 2; }
 	@echo "making $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(if $(SITE_TORCH),--system-site-packages) $(VENV)
 	@touch $@

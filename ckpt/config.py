@@ -172,6 +172,7 @@ class Place:
     generation: int = 0
     run_pid: int = 0  # pid of the process on node rank 0 with which the run ends; 0: none
     ended_command: tuple[str, ...] = ()  # exits with 0 if the run with the given id has ended; empty: unknown
+    modules: Path | None = None  # where the node's first worker writes what it has loaded; None: nowhere
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -221,6 +222,7 @@ class Place:
                 job=env.get("SLURM_JOB_ID", ""), owner=owner_of(env), ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
                 generation=int(_matching(given, "HOLDFAST_GENERATION", _WHOLE, "a whole number")),
                 run_pid=int(_matching(given, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
+                modules=Path(env["HOLDFAST_MODULES"]) if env.get("HOLDFAST_MODULES") else None,
             )  # fmt: skip
         except KeyError as error:
             raise ConfigError(

@@ -15,7 +15,8 @@ async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
 
     It replaces asyncio.wait_for. Before Python 3.12, wait_for loses a cancellation that arrives at the moment when the
     work ends (https://github.com/python/cpython/issues/86296). A cancelled agent would then continue, and wait for
-    replies that never come.
+    replies that never come. asyncio.timeout of Python 3.11.2, which Debian 12 has, raises CancelledError in place of
+    TimeoutError in a task that has been cancelled before, and so in what a cancelled task still has to do.
 
     Args:
         timeout_s: the deadline in seconds; None: no deadline.
@@ -33,7 +34,7 @@ async def within(timeout_s: float | None, work: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait([task])
     if too_late and task.cancelled():
-        raise asyncio.TimeoutError
+        raise TimeoutError
     return task.result()
 
 

@@ -182,6 +182,12 @@ class JobSpec:
         expected="a module's name, such as torch.nn",
         example="[lightning, transformers.Trainer]",
     )
+    learn_preload: bool = key(
+        "Whether the modules that the script itself loads by its second step are remembered, in the user's cache, and "
+        "imported once by each node, as those of preload.",
+        default=True,
+        example="false",
+    )
     progress: str | None = key(
         "Pattern of the script's own checkpoint files: an attempt that writes a newer one has made progress. A "
         "relative pattern counts from the directory in which the script runs, as the script's own relative paths do.",

@@ -50,11 +50,6 @@ def check_modules(spec: JobSpec, env: Mapping[str, str]) -> None:
                 f"{found} hides Holdfast's package {name} from its own programs; "
                 "rename it, or take its folder off PYTHONPATH (the script's own folder need not be there)"
             )
-        if sys.version_info < (3, 11) and (found := _found(name, [os.getcwd()])):
-            raise UsageError(
-                f"{found} hides Holdfast's package {name} from its own programs under Python 3.10; "
-                "rename it, submit from another directory, or use Python 3.11 or newer"
-            )
     if spec.script is None:
         return
     found = _found("ckpt", [str(spec.script.parent)])

@@ -59,7 +59,7 @@ class Image:
     wheel: Wheel
 
     @classmethod
-    def of(cls, torch: str, wheel: Path, efa: str = "", base: str = "ubuntu:22.04") -> Image:
+    def of(cls, torch: str, wheel: Path, efa: str = "", base: str = "ubuntu:24.04") -> Image:
         """The image for a torch and a wheel of Holdfast.
 
         Raises:

@@ -52,8 +52,22 @@ fi
 origin=$PWD
 cd /
 
+# Ubuntu 22.04 has Python 3.10, and python3.11 in its archive.
+python=
+for each in python3{,.14,.13,.12,.11}; do
+    if "$each" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$each
+        break
+    fi
+done
 missing=()
-python3 -I -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+if [[ -n $python ]]; then
+    "$python" -I -c 'import ensurepip, venv' 2>/dev/null || missing+=("$python-venv")
+elif [[ -n $(command -v python3) ]]; then
+    python=python3.11 missing+=(python3.11-venv)
+else
+    python=python3 missing+=(python3-venv)
+fi
 command -v ip >/dev/null || missing+=(iproute2)
 if ((${#missing[@]})); then
     export DEBIAN_FRONTEND=noninteractive
@@ -63,9 +77,16 @@ if ((${#missing[@]})); then
     ((${#torn[@]} == 0)) || apt-get -y -q -o DPkg::Lock::Timeout=300 --reinstall install "${torn[@]}"
     dpkg --configure -a
     apt-get -y -q -o DPkg::Lock::Timeout=300 --no-install-recommends install "${missing[@]}"
+    "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+        echo "on_create.sh: got $("$python" -I -V), expected Python 3.11 or newer; install it with its venv" >&2
+        exit 2
+    }
 fi
 if [[ $(cat "$home/source" 2>/dev/null) != "$version" ]]; then
-    python3 -I -m venv "$home"
+    # An environment of an older Python, or half of one, is made anew.
+    clear=()
+    "$home/bin/python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || clear=(--clear)
+    "$python" -I -m venv "${clear[@]}" "$home"
     pip() { "$home/bin/python" -I -m pip --disable-pip-version-check install -q "$@"; }
     hashed() { pip --require-hashes --only-binary :all: "$@"; }
     if [[ $source == s3://* ]]; then # credentials and endpoint from the same settings as AWS's own tools

@@ -54,7 +54,7 @@ def image(
         typer.Option(help="Holdfast's wheel. Put it beside the recipe.", metavar="FILE", show_default=False),
     ],
     efa: Efa = "",
-    base: Annotated[str, typer.Option(metavar="IMAGE", help="The base image.")] = "ubuntu:22.04",
+    base: Annotated[str, typer.Option(metavar="IMAGE", help="The base image.")] = "ubuntu:24.04",
 ) -> None:
     """Print the recipe of a training image with EFA.
 

@@ -5,6 +5,7 @@ sbatch_environment.py  variables that override a batch script
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service
+limits.py       limits for which a job waits
 preemption.py   which jobs Slurm preempts for others
 hostlist.py     expands n[1-4] and compresses names
 requeue.py      how long a requeued job waits

@@ -14,6 +14,7 @@ from slurm import command
 from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
+from slurm.limits import COLUMNS
 from slurm.qos import FORMAT, Qos
 from slurm.records import Job, NamedJob, Node, Partition, T, read_all, state_below
 from slurm.topology import Topology
@@ -164,6 +165,21 @@ class Slurm:
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", FORMAT]
         said = self._run(argv, env=self._env).stdout
         return tuple(Qos.parse(line) for line in said.splitlines() if line)
+
+    def limits_of(self, job: Job) -> dict[str, dict[str, str]]:
+        """The limits for several jobs together of a job's QOS and of its partitions' QOS, by the QOS's name.
+
+        Needs accounting (slurmdbd).
+        """
+        names = {job.qos} | {each.qos for each in self.partitions() if each.name in job.partition.split(",")}
+        columns = ("Name", *COLUMNS)
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={','.join(columns)}"]
+        rows = (line.split("|") for line in self._run(argv, env=self._env).stdout.splitlines())
+        return {
+            row[0]: {name: value for name, value in zip(COLUMNS, row[1:], strict=False) if value}
+            for row in rows
+            if row[0] and row[0] in names
+        }
 
     def topology(self) -> Topology:
         """The cluster's switches; none if the site has no topology configured."""

@@ -37,6 +37,7 @@ _CANNOT_WRITE = "0:53"  # slurmstepd's code for it, in the place of a signal
 # RaisedSignal:9(Killed).
 _SCRIPT_LOST = ("JobLaunchFailure", "NonZeroExitCode", "RaisedSignal")
 _TRES = re.compile(r"\s(?:Alloc)?TRES=(\S*)")
+_ASKED = re.compile(r"\s(?:Req)?TRES=(\S*)")  # ReqTRES since 23.11
 _RESOURCE = re.compile(r"(?:^|,)(cpu|mem|node)=([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
 _UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _ENDED = frozenset(
@@ -144,6 +145,8 @@ class Job:
         cannot_write: whether it ended because Slurm could not open the files of its output.
         memory_per_node_bytes: allocated memory of a node, on average; None if Slurm does not count it.
         cpus_per_node: allocated processors of a node, on average, rounded up; None if Slurm does not count them.
+        qos: its QOS; "" without one.
+        asked: the resources that it asks for, for example "cpu=4,mem=250G,node=4,gres/gpu=8".
     """
 
     id: int
@@ -160,6 +163,8 @@ class Job:
     time_left_s: float | None = None
     memory_per_node_bytes: int | None = None
     cpus_per_node: int | None = None
+    qos: str = ""
+    asked: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -195,6 +200,8 @@ class Job:
             time_left_s=_difference_s(fields.optional("TimeLimit"), fields.optional("RunTime")),
             memory_per_node_bytes=share.get("mem"),
             cpus_per_node=share.get("cpu"),
+            qos=fields.optional("QOS"),
+            asked=asked[1] if (asked := _ASKED.search(fields.rest)) else "",
         )
 
 
@@ -273,6 +280,7 @@ class Partition:
         preempt_mode: how its jobs are preempted: OFF, REQUEUE, CANCEL, or others, separated by commas.
         grace_time_s: seconds from the SIGTERM to the end of a preempted job.
         max_time_s: largest time limit of a job, seconds; None without a limit.
+        qos: the QOS whose limits its jobs have beside those of their own; "" for none.
     """
 
     name: str
@@ -283,6 +291,7 @@ class Partition:
     preempt_mode: str = "OFF"
     grace_time_s: int = 0
     max_time_s: float | None = None
+    qos: str = ""
 
     @classmethod
     def parse(cls, line: str) -> Partition:
@@ -297,16 +306,28 @@ class Partition:
             preempt_mode=fields.optional("PreemptMode") or "OFF",
             grace_time_s=fields.number("GraceTime", 0),
             max_time_s=_seconds(fields.optional("MaxTime")),
+            qos=fields.optional("QoS").replace("N/A", ""),
         )
 
 
 # The fields that Slurm itself writes, as far as they are read here, in its order; the last is always there.
 _OF_JOB = (
-    *("UserId", "JobState", "Reason", "Restarts", "ExitCode", "RunTime", "TimeLimit", "Partition", "ExcNodeList"),
+    *(
+        "UserId",
+        "QOS",
+        "JobState",
+        "Reason",
+        "Restarts",
+        "ExitCode",
+        "RunTime",
+        "TimeLimit",
+        "Partition",
+        "ExcNodeList",
+    ),
     *("NodeList", "BatchHost", "NumNodes"),
 )
 _OF_NODE = ("CPUTot", "NodeAddr", "Port", "State", "Partitions", "SlurmdStartTime")
-_OF_PARTITION = ("Default", "GraceTime", "MaxTime", "Nodes", "PriorityTier", "PreemptMode", "State")
+_OF_PARTITION = ("Default", "QoS", "GraceTime", "MaxTime", "Nodes", "PriorityTier", "PreemptMode", "State")
 
 
 class _Fields:

@@ -48,5 +48,5 @@ async def in_time(timeout_s: float, function: Callable[..., T], *args: Any) -> T
     """As `in_thread`. Raises AgentError after `timeout_s`; the call itself continues."""
     try:
         return await within(timeout_s, in_thread(function, *args))
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise AgentError(f"no answer within {timeout_s:g} s") from None

@@ -7,6 +7,7 @@ standalone/ agents that the script starts itself, without a launcher
 dcp         a storage writer and a storage reader for torch.distributed.checkpoint
 descent     the line of descent that the saves continue
 boundaries  the steps that are saved, and the step boundary at which all ranks stop
+loaded      the modules that a script has loaded by its second step boundary
 tensors     the kinds of tensors and arrays, and the layout of their bytes in memory
 placement   the boxes of a tensor that this rank holds (pieces, in a save), and the ranks that hold the others
 lazy_torch  torch, imported on first use

@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt.memory.board import Board
+from ckpt.worker import loaded
 
 _GATE_POLL_S = 0.001
 
@@ -22,9 +24,17 @@ class Cadence:
     """
 
     def __init__(
-        self, board: Board, *, every_steps: Sequence[int], rank: int, local_rank: int, attempt: int, gate_s: float,
+        self,
+        board: Board,
+        *,
+        every_steps: Sequence[int],
+        rank: int,
+        local_rank: int,
+        attempt: int,
+        gate_s: float,
         auto_from: int = 0,
-    ) -> None:  # fmt: skip
+        modules: Path | None = None,
+    ) -> None:
         """
         Args:
             auto_from: with `every_steps: auto`, the number of steps between saves until the agents have agreed on one;
@@ -38,6 +48,7 @@ class Cadence:
         self._local_rank = local_rank
         self._attempt = attempt
         self._gate_s = gate_s
+        self._modules = modules
         self._boundary = 0
         self._step: int | None = None
         self._is_named = False  # whether the call that passed the last boundary named its step
@@ -76,6 +87,8 @@ class Cadence:
 
     def _cross(self, step: int) -> None:
         self._boundary += 1
+        if self._boundary == loaded.BOUNDARY and self._modules is not None:
+            self._record_modules(self._modules)
         self._board.follow()
         self._board.write_row(
             self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=step
@@ -85,6 +98,13 @@ class Cadence:
         self.stopping = self._board.attempt == self._attempt and 0 < stop_at <= self._boundary
         if self._auto_from:
             self._auto_steps = self._board.every_steps(self._boundary) or self._auto_from
+
+    @staticmethod
+    def _record_modules(path: Path) -> None:
+        try:
+            loaded.record_modules(path)
+        except OSError as error:
+            log.warning("%s: %s: a restart imports the script's modules again", path, error.strerror)
 
     def _wait_at_gate(self) -> None:
         deadline = time.monotonic() + self._gate_s

@@ -311,6 +311,7 @@ class Engine:
                 local_rank=self._identity.local_rank,
                 attempt=self.place.attempt,
                 gate_s=self._deadlines.gate_s,
+                modules=self.place.modules if self._identity.local_rank == 0 else None,
             )
         return self._cadence
 

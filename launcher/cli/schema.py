@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ TITLES = {
 }
 
 
-class File(str, Enum):
+class File(StrEnum):
     """A file that a model describes."""
 
     JOB = "job"

@@ -140,7 +140,7 @@ async def connect(host: str, port: int, secret: bytes, hello: Message) -> tuple[
     """
     try:
         return await within(HANDSHAKE_TIMEOUT_S, _connect(host, port, secret, hello))
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise ChannelError(f"{host}:{port}: no answer within {HANDSHAKE_TIMEOUT_S} s") from None
     except (OSError, EOFError) as error:
         raise ChannelError(f"{host}:{port}: cannot connect ({error or type(error).__name__})") from None
@@ -189,7 +189,7 @@ async def serve(
         greeted += 1
         try:
             channel, hello = await within(HANDSHAKE_TIMEOUT_S, _greet(reader, writer, secret))
-        except (ChannelError, OSError, EOFError, asyncio.TimeoutError) as error:
+        except (TimeoutError, ChannelError, OSError, EOFError) as error:
             refusals.note(peer, str(error) or type(error).__name__)
             writer.transport.abort()
             return

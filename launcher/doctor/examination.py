@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import secrets
 import shutil
 import socket
@@ -17,7 +19,7 @@ from typing import Any
 from ckpt import CheckpointError, check_shared
 from launcher.doctor.boosters import judge_boosters
 from launcher.doctor.node import finding_of
-from launcher.doctor.slurm_settings import judge_settings
+from launcher.doctor.slurm_settings import judge_export, judge_settings
 from launcher.errors import LauncherError
 from launcher.jobfile import JobSpec
 from launcher.runner.port import PORTS
@@ -87,6 +89,7 @@ def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
         return
     yield from judge_settings(config)
     yield from judge_boosters(spec, slurm)
+    yield from judge_export(config, None if spec is None else spec.slurm.get("export"), _login_shell())
     yield from _hooks(config)
     try:
         types = slurm.mpi_types()
@@ -101,6 +104,14 @@ def _slurm(spec: JobSpec | None, runner: CommandRunner) -> Iterator[Finding]:
         if (mpirun := find_mpirun()) is not None:
             row = replace(row, status=Status.WARNING, advice=f"{advice}; without it {mpirun} does, in no container")
         yield row
+
+
+def _login_shell() -> str:
+    """That of the caller; "" for a user without an account."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_shell
+    except KeyError:
+        return ""
 
 
 def _hooks(config: Mapping[str, str]) -> Iterator[Finding]:

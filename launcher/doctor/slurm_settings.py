@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,6 +14,7 @@ OLDEST = (22, 5)
 KILL_WAIT_S = 30  # in which the ranks of a preempted job stop and save
 LONGEST_REQUEUE_DELAY_S = 30
 LONGEST_SILENCE_S = 600
+_NO_SHELLS = ("nologin", "false", "true", "sync", "")
 
 Config = Mapping[str, str]
 
@@ -24,6 +26,31 @@ def judge_settings(config: Config) -> list[Finding]:
         config: parameter -> value, as Slurm spells both.
     """
     return [finding for rule in _RULES for finding in rule(config)]
+
+
+def judge_export(config: Config, export: object, shell: str) -> Iterator[Finding]:
+    """Whether Slurm can make the environment that sbatch's --export asks for.
+
+    Args:
+        config: as above.
+        export: the job's option; None without one.
+        shell: the user's login shell.
+    """
+    if export in (None, "ALL", "NIL"):
+        return
+    is_held = _release(config) >= (25, 5) and os.path.basename(shell) in _NO_SHELLS
+    advice = (
+        "leave out `export`, and name variables in `env:`: Slurm runs this shell on the node, which fails, and then "
+        "requeues and holds the job"
+    )
+    measured = f"--export={export}, login shell {shell or 'not known'}"
+    yield _finding("user_environment", measured, "a login shell that ends within 120 s", advice if is_held else "")
+
+
+def _release(config: Config) -> tuple[int, int]:
+    """Slurm's release, for example (22, 5); (0, 0) if it is not known."""
+    found = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _finding(name: str, measured: str, expected: str = "", advice: str = "") -> Finding:
@@ -39,15 +66,13 @@ def _number(value: str | None) -> int | None:
 
 def _version(config: Config) -> Iterator[Finding]:
     value = config.get("SLURM_VERSION", "")
-    found = re.match(r"(\d+)\.(\d+)", value)
+    release = _release(config)
     expected = f"{OLDEST[0]}.{OLDEST[1]:02} or newer"
-    if found is None:
+    if release == (0, 0):
         yield Finding(check="slurm_version", status=Status.UNKNOWN, measured=value or "not said", expected=expected)
     else:
-        is_old = (int(found[1]), int(found[2])) < OLDEST
-        yield _finding(
-            "slurm_version", value, expected, "upgrade Slurm: older versions were not tried" if is_old else ""
-        )
+        advice = "upgrade Slurm: older versions were not tried" if release < OLDEST else ""
+        yield _finding("slurm_version", value, expected, advice)
 
 
 def _kill_wait(config: Config) -> Iterator[Finding]:

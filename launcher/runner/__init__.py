@@ -10,6 +10,7 @@
     rendezvous.py  torch's rendezvous, which only the job's hosts can reach
     workers.py     controls the warm process; ends workers with certainty
     warm.py        the warm process, which has torch loaded: forks an elastic agent for each attempt
+    learned.py     modules that a script loads by itself: which can be loaded in advance
     process_groups.py  keeps a script's process groups until its end
     last_words.py  the end of a worker's stderr
     step_signals.py  signals that Slurm sends to every process: processes that a script forks ignore them

@@ -22,6 +22,7 @@ from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
 from launcher.runner.extensions import own_directory
+from launcher.runner.learned import path_of
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.port import free_port
 from launcher.runner.stacks import Worker, dump
@@ -65,6 +66,8 @@ class NodeAttempt:
         self._first_rank = 0
         self._port = free_port()
         self._extensions: Path | None = None  # the node's directory of torch's C++ extensions
+        self._modules = config.ram_dir / "modules.json"  # what a worker has loaded
+        self._environment: dict[str, str] = {}  # of the attempt's workers, until their modules are learned
         self._pids: dict[int, int] = {}  # of the workers, by rank
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # pattern of their file names
@@ -82,7 +85,8 @@ class NodeAttempt:
         if spec is None:
             workers = self._workers.run()
         else:
-            workers = self._workers.run(await asyncio.to_thread(_preload, spec), spec.env)
+            learned = path_of(_program(spec), os.environ | spec.env) if _learns(spec) else None
+            workers = self._workers.run(await asyncio.to_thread(_preload, spec), spec.env, learned)
         if spec is None or spec.checkpoint is None:
             await workers
         else:
@@ -105,6 +109,11 @@ class NodeAttempt:
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
         env |= fabric
         self._extensions = self._extensions or own_directory(os.environ | env)
+        self._modules.unlink(missing_ok=True)
+        self._environment = {}
+        if _learns(spec) and not self._workers.has_learned:
+            env["HOLDFAST_MODULES"] = str(self._modules)
+            self._environment = env
         if message["agent"]:
             self._watch = Watch(attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
             self._following = asyncio.create_task(self._watch.run())
@@ -146,6 +155,9 @@ class NodeAttempt:
         """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use
         the node's fabric."""
         await asyncio.to_thread(self._activity.look)
+        if self._environment and self._modules.exists():
+            self._workers.learn(self._modules, self._environment)
+            self._environment = {}
         network = self._network
         problem = await asyncio.to_thread(network.look) if network is not None else None
         if problem is not None and self._network is network:
@@ -308,6 +320,15 @@ class NodeAttempt:
 
     def _log_dir(self, attempt: int) -> Path:
         return self._config.job_dir / "log" / f"attempt-{attempt}"
+
+
+def _learns(spec: JobSpec) -> bool:
+    """Whether the modules that workers load are learned: without checkpoints they have no step boundaries."""
+    return spec.learn_preload and spec.checkpoint is not None and not spec.command
+
+
+def _program(spec: JobSpec) -> str:
+    return f"-m {spec.module}" if spec.module else str(spec.script)
 
 
 def _preload(spec: JobSpec) -> list[str]:

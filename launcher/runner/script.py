@@ -28,7 +28,7 @@ from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
 from launcher.runner.trackers import tracker_variables
 
-# Python 3.10 has runpy in a file, and so prints its lines.
+# With -X frozen_modules=off runpy is in a file, and so prints its lines.
 _RUNPY_FRAMES = re.compile(r'(?:  File "(?:<frozen runpy>|[^"]*/runpy\.py)", .*\n(?:    .*\n)*)+')
 ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 

@@ -2,8 +2,8 @@
 
 It reads tasks as JSON lines on stdin and reports on stdout: {"event": "warm"}; or "unfit" {reason} if torch or other
 modules of workers cannot be loaded; then, for each attempt, "forked" {session}, "started" {pids} and "ended" {ok,
-failures, reason}. The agent leads its own session, so that all processes of the attempt can be found and ended by it.
-Each process here dies with its parent.
+failures, reason}. It answers a task with "learn" by "learned" {modules, left_out}; see `learned`. The agent leads its
+own session, so that all processes of the attempt can be found and ended by it. Each process here dies with its parent.
 
 The import of torch takes seconds, so it happens once, here. This process starts no threads and does not touch a GPU,
 because both would make a fork unsafe.
@@ -21,7 +21,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
         print(json.dumps({"event": "unfit", "reason": reason}), flush=True)
     raise
 
+from ckpt.agent.process.launch import PYTHON
 from launcher.processes import adopt_orphans, die_with_parent
-from launcher.runner import extensions
+from launcher.runner import extensions, learned
 from launcher.runner.last_words import LastWords, end_of
+from launcher.runner.learned import Learned
 from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
@@ -60,6 +63,8 @@ _PRELOAD = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
 )
+
+_VERSIONS = (sys.version, torch.__version__)
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -83,14 +88,30 @@ def main() -> None:
             problem = f"{sys.executable} cannot load {module}: {type(error).__name__}: {error}"
             _write_line(reports, {"event": "unfit", "reason": problem})
             raise
-    if reason := _preload(*sys.argv[1:]):
+    list_path, *given = sys.argv[1:] or [""]
+    if reason := _preload(*given):
         _write_line(reports, {"event": "unfit", "reason": reason})
         sys.exit(1)
+    folders = [*given[:1], os.getcwd()]
+    if list_path and (changed := _load_learned(Path(list_path), folders)):
+        Path(list_path).unlink(missing_ok=True)
+        print(f"preload: the modules of {list_path} {changed}: the process starts again without them", file=sys.stderr)
+        os.dup2(tasks, 0)
+        os.dup2(reports, 1)
+        os.execv(sys.executable, [*PYTHON, "-m", "launcher.runner.warm", "", *given])
     keep_process_groups()
     adopt_orphans()
     gc.freeze()  # loaded objects stay shared with the forks
     gc.enable()
-    _Warm(tasks, reports).serve()
+    _Warm(tasks, reports, Path(list_path) if list_path else None, folders).serve()
+
+
+def _load_learned(path: Path, folders: Sequence[str]) -> str:
+    """Loads what was learned of the script. Returns what that has changed of what forks depend on, or ""."""
+    before = learned.state()
+    learned.load(Learned.read(path, _VERSIONS), folders)
+    after = learned.state()
+    return next((f"change {what}" for what, value in before.items() if after[what] != value), "")
 
 
 def _preload(folder: str = "", *modules: str) -> str | None:
@@ -124,8 +145,10 @@ def _load(name: str) -> None:
 class _Warm:
     """Forks agents, forwards their reports and reaps their orphans, without threads."""
 
-    def __init__(self, tasks: int, reports: int) -> None:
+    def __init__(self, tasks: int, reports: int, list_path: Path | None = None, folders: Sequence[str] = ()) -> None:
         self._tasks, self._reports = tasks, reports
+        self._list_path, self._folders = list_path, folders
+        self._learner: int | None = None  # pid of the process that tries modules
         self._selector = selectors.DefaultSelector()
         self._agents: dict[int, _Lines] = {}
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -149,7 +172,51 @@ class _Warm:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
-                    self._fork(json.loads(line))
+                    task = json.loads(line)
+                    if "learn" in task:
+                        self._learn(task)
+                    else:
+                        self._fork(task)
+
+    def _learn(self, task: dict[str, Any]) -> None:
+        """Has a fork try what a worker has loaded."""
+        warm_pid = os.getpid()
+        if self._list_path is None or self._learner is not None:
+            return
+        self._learner = os.fork()
+        if self._learner == 0:
+            code = 1
+            try:
+                die_with_parent(warm_pid)
+                self._become_child()
+                os.nice(19)
+                code = _learn(task, self._list_path, self._folders)
+            except Exception:  # nothing is learned; the job goes on
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+
+    def _end_learning(self, code: int) -> None:
+        """Loads what was found, so that the job's next attempt has it."""
+        self._learner = None
+        path = self._list_path
+        if path is None:
+            return
+        if code not in (0, 1):
+            return  # the attempt has ended, and this process with it
+        known = Learned.read(path, _VERSIONS)
+        if code == 0 and (changed := _load_learned(path, self._folders)):
+            path.unlink(missing_ok=True)
+            print(f"preload: the modules of {path} {changed}; they are not loaded again", file=sys.stderr)
+        gc.freeze()
+        self._report({"event": "learned", "modules": len(known.modules), "left_out": dict(known.left_out)})
+
+    def _become_child(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for fd in (self._tasks, self._reports, self._woken, self._wakes):
+            os.close(fd)
 
     def _fork(self, task: dict[str, Any]) -> None:
         reads, writes = os.pipe()
@@ -158,11 +225,8 @@ class _Warm:
         if pid == 0:
             code = 1
             try:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                self._selector.close()
-                for fd in (self._tasks, self._reports, self._woken, self._wakes, reads):
-                    os.close(fd)
+                self._become_child()
+                os.close(reads)
                 code = _run_agent(task, warm_pid, lambda report: _write_line(writes, report))
             finally:
                 os._exit(code)
@@ -176,7 +240,9 @@ class _Warm:
         os.read(self._woken, 4096)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if lines := self._agents.pop(ended[0], None):
+                if ended[0] == self._learner:
+                    self._end_learning(os.waitstatus_to_exitcode(ended[1]))
+                elif lines := self._agents.pop(ended[0], None):
                     self._end(lines, os.waitstatus_to_exitcode(ended[1]))
 
     def _end(self, lines: _Lines, code: int) -> None:
@@ -209,6 +275,21 @@ class _Lines:
                     report = json.loads(line)
                     self.told_end |= report["event"] == "ended"
                     self._report(report | {"attempt": self.attempt})
+
+
+def _learn(task: dict[str, Any], path: Path, folders: Sequence[str]) -> int:
+    """Writes the list anew, if a worker has loaded something that is not in it. Returns 0 if so."""
+    loaded = json.loads(Path(task["learn"]).read_bytes())
+    names = learned.candidates(loaded, folders)
+    found = learned.learn(names, folders, task["env"], Learned.read(path, _VERSIONS))
+    if found is None:
+        return 1
+    try:
+        found.write(path, _VERSIONS)
+    except OSError as error:
+        print(f"preload: {path}: {error.strerror}: what the script loads is not remembered", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _run_agent(task: dict[str, Any], warm_pid: int, report: Report) -> int:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +33,10 @@ class Workers:
         report: called with {"event": "warm"}, {"event": "started", attempt, pids},
             {"event": "ended", attempt, ok, failures, reason} and {"event": "broken", reason, environment}, where
             `environment` is whether the job's Python is the cause.
+
+    Attributes:
+        warm: whether attempts can start at once.
+        has_learned: whether the modules that the workers load were tried in this process's life.
     """
 
     def __init__(self, report: Report) -> None:
@@ -40,14 +45,20 @@ class Workers:
         self._task: dict[str, Any] | None = None  # the running attempt
         self._session: asyncio.Future[int | None] | None = None  # of the attempt's processes; None: not forked
         self._unfit = ""  # reason of the warm process's "unfit"
-        self.warm = False
+        self.warm = self.has_learned = False
 
-    async def run(self, preload: Sequence[str] = (), variables: Mapping[str, str] = MappingProxyType({})) -> None:
+    async def run(
+        self,
+        preload: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        learned: Path | None = None,
+    ) -> None:
         """Keeps a warm process running. Returns only if that is impossible, after reporting "broken".
 
         Args:
             preload: the script's folder, and modules to load in addition to torch.
             variables: the job's own, which torch and other modules may read when they are imported.
+            learned: the file for modules that the script loads by itself; see `launcher.runner.learned`.
         """
         while True:
             # A script that asks submitit for its job must not find the supervisor's.
@@ -57,7 +68,7 @@ class Workers:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until the process ignores them
             try:
                 self._warm_process = process = await asyncio.create_subprocess_exec(
-                    *(*PYTHON, "-m", "launcher.runner.warm", *preload),
+                    *(*PYTHON, "-m", "launcher.runner.warm", str(learned or ""), *preload),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     env=environment,
@@ -85,6 +96,17 @@ class Workers:
         self._session = None
         if self.warm:
             self._send()
+
+    def learn(self, loaded: Path, environment: Mapping[str, str]) -> None:
+        """Tries the modules that a worker has loaded, beside the attempt.
+
+        Args:
+            loaded: the worker's list.
+            environment: the worker's variables.
+        """
+        process = self._warm_process
+        if self.warm and process is not None and process.stdin is not None:
+            process.stdin.write(json.dumps({"learn": str(loaded), "env": dict(environment)}).encode() + b"\n")
 
     def terminate(self, pids: Iterable[int]) -> None:
         """Sends SIGTERM to some workers of the attempt, and to their elastic agent, which lets each exit by itself."""
@@ -124,6 +146,10 @@ class Workers:
                 self._report(report)
                 if self._task is not None:
                     self._send()
+            elif report["event"] == "learned":
+                self.has_learned = True
+                left_out = "".join(f"; without {name}, which {why}" for name, why in report["left_out"].items())
+                log.info("preload: %d modules of the script are loaded in advance%s", report["modules"], left_out)
             elif report["event"] == "unfit":
                 self._unfit = report["reason"]
             elif report["event"] == "forked":

@@ -140,7 +140,7 @@ async def _stay(job_dir: Path) -> bool:
             channel.send({"op": "here"})
             await within(_SILENCE_S, channel.receive())
             await asyncio.sleep(_POLL_S)
-    except (ChannelError, asyncio.TimeoutError):
+    except (TimeoutError, ChannelError):
         return True
     finally:
         await channel.close()

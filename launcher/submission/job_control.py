@@ -353,7 +353,7 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
             return replace(status, reason=elsewhere)
         queued = slurm.job(job.job_id)
         waits = (
-            why_it_waits(queued, slurm.nodes, slurm.config)
+            why_it_waits(queued, slurm.nodes, slurm.config, slurm.limits_of)
             if queued is not None and queued.state == "PENDING"
             else None
         )

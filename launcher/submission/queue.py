@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from slurm.limits import QosLimits, advice
 from slurm.requeue import requeue_delay
 
 if TYPE_CHECKING:
@@ -12,15 +13,26 @@ if TYPE_CHECKING:
 
 _FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # parts of Slurm's reason if too few nodes are available
 _NAMED = 8
+_NO_ENVIRONMENT = (
+    "Slurm could not run the login shell of the job's user on the node, which it does for --export=NONE and "
+    "--export=ALL,NAME=VALUE: leave out `slurm: {export: ...}` and name the variables in `env:`, or give the user a "
+    "shell that ends within 120 s there"
+)
 
 
-def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]], config: Callable[[], Mapping[str, str]]) -> str:
+def why_it_waits(
+    job: Job,
+    nodes: Callable[[], Iterable[Node]],
+    config: Callable[[], Mapping[str, str]],
+    limits: Callable[[Job], QosLimits],
+) -> str:
     """The reason in one line.
 
     Args:
         job: a pending job.
         nodes: returns the cluster's nodes. Called only if the job waits for nodes that are out of service.
         config: returns the controller's configuration. Called only if the job waits after a requeue.
+        limits: returns the limits of the job's QOS. Called only if the job waits for one.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -28,11 +40,15 @@ def why_it_waits(job: Job, nodes: Callable[[], Iterable[Node]], config: Callable
     kind, colon, names = job.reason.partition(":")
     reason = f"{kind.replace('_', ' ')}{colon}{names}" or "no reason given"
     text = f"waits in the queue: {reason}"
-    if "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
+    if "user env retrieval" in reason:  # held since 25.05; older ones went on without it
+        text += f"; {_NO_ENVIRONMENT}, then scontrol release {job.id}"
+    elif "held" in reason.lower():  # JobHeldAdmin, launch_failed_requeued_held: a Prolog failed, say
         text += f"; Slurm holds it until somebody releases it: sinfo -R names sick nodes, scontrol release {job.id}"
     if kind == "BeginTime" and job.restarts:
         seconds, setting = requeue_delay(config())
         text += f"; Slurm delays a requeued job by {seconds} s here ({setting})"
+    if about := advice(kind, job.asked, lambda: limits(job)):
+        text += f"; {about}"
     if any(word in reason for word in _FOR_NODES):
         sick = [node for node in nodes() if _is_out(node) and {*job.partition.split(",")} & {*node.partitions}]
         text += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])

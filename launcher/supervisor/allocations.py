@@ -68,7 +68,7 @@ class Allocations:
             return given
         try:
             why = await within(_EXPLAIN_S, self._cluster.why_terminated_booster(booster.allocation))
-        except (SlurmError, asyncio.TimeoutError) as error:
+        except (TimeoutError, SlurmError) as error:
             log.warning("why booster %s ends is not known: %s", booster.allocation, error or "Slurm is slow")
             return given
         return replace(given, why=why)

@@ -36,7 +36,7 @@ class OwnCheckpoints:
         """The newest file if it has changed since the previous call. Else None, also if this takes over `_LOOK_S`."""
         try:
             newest = await within(_LOOK_S, asyncio.to_thread(_newest, self._pattern))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
         if newest == self._seen:
             return None

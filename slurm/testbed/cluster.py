@@ -62,7 +62,7 @@ class TestCluster:
             nodes: number of nodes.
             user: the user without privileges as whom jobs run. None: the user who called sudo, else `nobody`.
             hooks: whether Slurm calls Holdfast's hooks on the nodes; see `set_hooks`.
-            switches: number of leaf switches in topology.conf. The nodes are spread over them in order. 0: no topology.
+            switches: number of leaf switches in topology.conf. The nodes are dealt to them in turn. 0: no topology.
             gpus: number of GPUs that gres.conf gives each node. Their devices are dummies.
 
         Raises:

@@ -8,6 +8,7 @@ import socket
 import stat
 from pathlib import Path
 
+from slurm.client import Slurm
 from slurm.command import CommandRunner
 from slurm.testbed.hooks import install_hooks
 from slurm.testbed.plan import CONTROLLER, ClusterPlan, TestbedError
@@ -34,7 +35,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-MpiDefault=pmix
+MpiDefault={mpi}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
@@ -67,17 +68,19 @@ def write_configuration(plan: ClusterPlan, run: CommandRunner) -> None:
         f"{gres}State=UNKNOWN"
         for node in plan.nodes
     )
-    plan.slurm_conf.write_text(
-        SLURM_CONF.format(
-            name=plan.name,
-            controller=plan.address(CONTROLLER),
-            socket=plan.munge_socket,
-            requeue_wait_s=REQUEUE_WAIT_S,
-            data_dir=plan.data_dir,
-            nodes="\n".join(nodes),
-        )
-        + "".join(f"{line}\n" for line in [*_topology(plan), *_gpus(plan), *install_hooks(plan)])
-    )
+    text = SLURM_CONF.format(
+        name=plan.name,
+        controller=plan.address(CONTROLLER),
+        socket=plan.munge_socket,
+        requeue_wait_s=REQUEUE_WAIT_S,
+        data_dir=plan.data_dir,
+        nodes="\n".join(nodes),
+        mpi="none",
+    ) + "".join(f"{line}\n" for line in [*_topology(plan), *_gpus(plan), *install_hooks(plan)])
+    plan.slurm_conf.write_text(text)
+    # Debian's Slurm 26.05 has no PMIx. srun can say so only with a slurm.conf.
+    if "pmix" in Slurm(run=run, env=os.environ | {"SLURM_CONF": str(plan.slurm_conf)}).mpi_types():
+        plan.slurm_conf.write_text(text.replace("MpiDefault=none", "MpiDefault=pmix"))
     plan.slurm_conf.with_name("cgroup.conf").write_text(f"CgroupPlugin={_cgroup_plugin(slurm_version(run))}\n")
     addresses = [(plan.address(machine), machine) for machine in plan.machines]
     hosts = [("127.0.0.1", "localhost"), *addresses, (plan.host_address, socket.gethostname())]
@@ -86,15 +89,17 @@ def write_configuration(plan: ClusterPlan, run: CommandRunner) -> None:
 
 
 def _topology(plan: ClusterPlan) -> list[str]:
-    """Writes topology.conf: leaf switches s1, s2, ... with the nodes in order, below one top switch.
+    """Writes topology.conf: leaf switches s1, s2, ... below one top switch. They are dealt to the nodes in turn.
+
+    The last node is on s1, so the order of the switches is not that of the nodes' names. Slurm 26.05 gives the tasks of
+    a step the order of switches, unless srun has --distribution=cyclic.
 
     Returns:
         The lines for slurm.conf.
     """
     if not plan.switches:
         return []
-    each = -(-len(plan.nodes) // plan.switches)
-    leaves = [plan.nodes[start : start + each] for start in range(0, len(plan.nodes), each)]
+    leaves = [plan.nodes[::-1][start :: plan.switches] for start in range(plan.switches)]
     lines = [f"SwitchName=s{number} Nodes={','.join(nodes)}\n" for number, nodes in enumerate(leaves, 1)]
     lines.append(f"SwitchName=top Switches={','.join(f's{number}' for number in range(1, len(leaves) + 1))}\n")
     plan.slurm_conf.with_name("topology.conf").write_text("".join(lines))

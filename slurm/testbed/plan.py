@@ -44,7 +44,7 @@ class ClusterPlan:
         size: number of nodes; they are called n1, n2, ...
         user: the user without privileges as whom jobs run.
         hooks: whether Slurm calls Holdfast's hooks.
-        switches: number of leaf switches in topology.conf, with an equal number of nodes each. 0: no topology.
+        switches: number of leaf switches in topology.conf, which the nodes are dealt to in turn. 0: no topology.
         gpus: number of GPUs that gres.conf gives each node. Their devices are dummies.
     """
 

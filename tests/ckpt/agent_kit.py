@@ -187,7 +187,7 @@ class Link:
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: found() or self.closed), WAIT_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise AssertionError(f"not seen within {WAIT_S} s; got {self.messages}") from None
             message = found()
         assert message is not None, f"connection closed; got {self.messages}"

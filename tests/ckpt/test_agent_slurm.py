@@ -48,6 +48,7 @@ def variables(**section: Any) -> dict[str, str]:
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 def test_a_node_that_lost_its_memory_gets_it_back_from_its_partner(slurm_cluster: TestCluster) -> None:
     script = f"""{ATTEMPT}
 attempt 0
@@ -61,6 +62,7 @@ attempt 1
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 @pytest.mark.faults
 def test_a_lost_node_comes_back_by_parity_two_memories_from_their_disks_and_two_lost_nodes_from_s3(
     slurm_cluster: TestCluster,

@@ -53,6 +53,7 @@ mpi.Finalize()  # without it Slurm's PMIx ends the others
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 def test_no_agent_sends_before_all_have_left_mpi_init(slurm_cluster: TestCluster) -> None:
     """Open MPI ends a process that is late with SIGSEGV otherwise."""
     (slurm_cluster.home / "late.py").write_text(LATE)
@@ -80,6 +81,7 @@ mpi.Finalize()  # without it Slurm's PMIx ends the other
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 def test_two_nodes_that_connect_at_the_same_moment_do_not_wait_for_ever(slurm_cluster: TestCluster) -> None:
     """Nor without the job's first node: Slurm's PMIx must number the nodes by the step alone.
 
@@ -120,6 +122,7 @@ timeout --kill-after=1 20 {" ".join(step)}
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 def test_over_several_nodes_it_goes_on_from_the_memory_of_the_others_with_the_same_heat(
     slurm_cluster: TestCluster, tmp_path: Path
 ) -> None:

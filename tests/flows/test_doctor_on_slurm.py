@@ -12,6 +12,7 @@ from slurm_kit import HOLDFAST, write_job
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.pmix
 def test_a_page_for_a_job_on_a_cluster_that_can_run_it(slurm_cluster: Any) -> None:
     folder = slurm_cluster.home / "doctor"
     shared = {"path": "checkpoints", "every_steps": 1000}

@@ -77,6 +77,7 @@ def test_more_nodes_than_spares_are_lost_and_an_elastic_job_shrinks(
     job.finish(steady_digests)
 
 
+@pytest.mark.pmix
 def test_a_node_on_which_slurm_cannot_start_agents_is_replaced(
     fault_cluster: Any, steady_digests: dict[int, str]
 ) -> None:

@@ -18,7 +18,7 @@ from launcher.cli import main
 from launcher.doctor.examination import examine
 from launcher.doctor.node import finding_of
 from launcher.doctor.page import page, verdict
-from launcher.doctor.slurm_settings import judge_settings
+from launcher.doctor.slurm_settings import judge_export, judge_settings
 from launcher.jobfile import JobSpec
 from lifecycle import Finding, Status
 from slurm import Slurm
@@ -128,6 +128,25 @@ def test_a_prolog_has_to_run_before_the_first_step() -> None:
     for flags in ("(null)", "Serial", "NoHold"):
         assert settings(Prolog="/x/prolog.sh", PrologFlags=flags)["prolog_flags"].status is Status.WARNING
     assert settings(Prolog="(null)", PrologFlags="(null)")["prolog_flags"].status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("version", "export", "shell", "status"),
+    [
+        ("26.05.5", None, "/usr/sbin/nologin", None),
+        ("26.05.5", "ALL", "/usr/sbin/nologin", None),
+        ("26.05.5", "ALL,X=Y", "/usr/sbin/nologin", "warning"),
+        ("25.05.0", "NONE", "/bin/false", "warning"),
+        ("26.05.5", "X=Y", "", "warning"),
+        ("26.05.5", "ALL,X=Y", "/bin/bash", "ok"),
+        ("24.11.5", "ALL,X=Y", "/usr/sbin/nologin", "ok"),
+    ],
+)
+def test_an_environment_that_slurm_cannot_make_is_named_before_it_holds_the_job(
+    version: str, export: str | None, shell: str, status: str | None
+) -> None:
+    found = list(judge_export({"SLURM_VERSION": version}, export, shell))
+    assert [row.status.word for row in found] == [status] * (status is not None)
 
 
 def test_settings_that_slurm_does_not_print_are_no_crash() -> None:

@@ -26,7 +26,7 @@ PENDING = RECORDED / "job_pending.txt"
 )
 def test_a_held_job_is_told_from_one_that_waits_its_turn(reason: str, held: bool) -> None:
     job = Job.parse(PENDING.read_text().replace("Reason=Resources", f"Reason={reason}"))
-    told = why_it_waits(job, list, dict)
+    told = why_it_waits(job, list, dict, dict)
     assert told.startswith("waits in the queue: ")
     assert (f"scontrol release {job.id}" in told) is held
 
@@ -45,9 +45,26 @@ def test_a_job_that_waits_for_drained_nodes_names_them_and_why(reason: str, name
     epilog = "Epilog error [root@2026-11-22T00:38:29]"
     lines = [line.format(1, "", "train", ""), line.format(2, "+DRAIN", "train", epilog)]
     lines.append(line.format(3, "+DRAIN", "other", "of no concern"))
-    told = why_it_waits(job, lambda: [Node.parse(text) for text in lines], dict)
+    told = why_it_waits(job, lambda: [Node.parse(text) for text in lines], dict, dict)
     said = reason.replace("_", " ").replace("gpu 2", "gpu_2")
     assert told == f"waits in the queue: {said}" + (f"; gpu_2: {epilog}" if named else "")
+
+
+def test_a_job_whose_environment_slurm_could_not_make_is_told_what_to_leave_out() -> None:
+    """Since 25.05 Slurm requeues and holds it; before, it went on."""
+    text = PENDING.read_text().replace("Reason=Resources", "Reason=user_env_retrieval_failed_requeued_held")
+    job = Job.parse(text)
+    told = why_it_waits(job, list, dict, dict)
+    assert "leave out `slurm: {export: ...}`" in told and told.endswith(f"scontrol release {job.id}")
+    assert "sinfo -R" not in told
+
+
+def test_a_job_that_waits_for_a_limit_of_its_qos_is_told_of_it() -> None:
+    job = Job.parse(PENDING.read_text().replace("Reason=Resources", "Reason=QOSMaxNodePerUserLimit"))
+    told = why_it_waits(job, list, dict, lambda job: {"small": {"MaxTRESPU": "node=2"}})
+    assert told.startswith(
+        "waits in the queue: QOSMaxNodePerUserLimit; QOS small has MaxTRESPU node=2, the job asks for"
+    )
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -57,7 +74,7 @@ def test_a_requeued_job_is_told_how_long_slurm_delays_it(restarts: int) -> None:
         .replace("Reason=Resources", "Reason=BeginTime")
         .replace("Restarts=0", f"Restarts={restarts}")
     )
-    told = why_it_waits(Job.parse(text), list, lambda: {"SchedulerParameters": "bf_interval=1,requeue_delay=5"})
+    told = why_it_waits(Job.parse(text), list, lambda: {"SchedulerParameters": "bf_interval=1,requeue_delay=5"}, dict)
     assert ("by 5 s here (SchedulerParameters=requeue_delay=5)" in told) is bool(restarts)
 
 

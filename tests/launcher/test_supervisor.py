@@ -177,6 +177,41 @@ if os.environ["HOLDFAST_ATTEMPT"] == "0":
     assert [job.log(attempt, 0) for attempt in (0, 1)] == ["[True, False, True]\nFalse False 1\n"] * 2
 
 
+LAZY = (
+    "big5", "cp037", "cp1006", "cp1026", "cp1125", "cp1140", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256",
+    "cp1257", "cp1258", "cp273", "cp424", "cp500", "cp720", "cp737", "cp775", "cp850", "cp852", "cp855", "cp856",
+)  # fmt: skip
+
+
+def test_what_a_script_loads_is_there_at_its_next_attempt_and_at_the_next_jobs_first(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its second step, also lazily. The standard library's modules stand for a large package."""
+    names = [f"encodings.{name}" for name in LAZY]
+    script = f"""
+import importlib, os, sys, time
+from pathlib import Path
+from holdfast import Checkpointer
+print(sum(name in sys.modules for name in {names}))
+with Checkpointer.from_env() as ckpt:
+    step = ckpt.load({{}}) or 0
+    while step < 400 and not ckpt.should_stop(step):
+        step += 1
+        for name in {names}:
+            importlib.import_module(name)
+        ckpt.should_save(step)
+        if os.environ["HOLDFAST_ATTEMPT"] == "0" and any(Path({str(tmp_path)!r}).glob("cache/holdfast/preload/*.json")):
+            time.sleep(0.5)
+            os._exit(9)
+        time.sleep(0.05)
+"""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint: dict[str, Any] = {"namespace": "learn", "memory": {"every_steps": 1000}}
+    job = make_job(script, nodes=1, spares=0, checkpoint=checkpoint)
+    assert job.supervise().name == "done"
+    assert [job.log(attempt, 0) for attempt in (0, 1)] == ["0\n", f"{len(LAZY)}\n"]
+
+
 def test_a_scripts_own_modules_win_over_those_of_the_same_name(
     make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

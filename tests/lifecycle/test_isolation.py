@@ -101,8 +101,8 @@ def test_the_parameters_of_another_user_beside_the_script_are_not_taken(tmp_path
 
 
 def test_every_python_that_provisioning_calls_looks_only_at_its_own_modules() -> None:
-    calls = re.findall(r'(?:^|\s|\(")(?:python3|"\$home/bin/python") (\S+)', ON_CREATE.read_text())
-    assert len(calls) >= 6 and set(calls) == {"-I"}
+    calls = re.findall(r'(?:^|\s|\(")(?:python3|"\$(?:home/bin/)?(?:python|each)") (\S+)', ON_CREATE.read_text())
+    assert len(calls) >= 9 and set(calls) == {"-I"}
 
 
 def test_the_packages_that_fetch_from_a_bucket_are_those_of_the_lock_file() -> None:

@@ -31,6 +31,7 @@ def test_reads_a_running_job() -> None:
         restarts=0,
         exit_code=0,
         cpus_per_node=1,
+        asked="cpu=3,node=3,billing=3",
     )
     assert not job.has_ended
 
@@ -52,6 +53,7 @@ def test_a_jobs_share_of_a_node_is_what_slurm_allocated(
     for line in (text, text.replace("Comment=a b", "Comment= AllocTRES=cpu=999,mem=9T,node=1")):
         job = Job.parse(line)
         assert (job.memory_per_node_bytes, job.cpus_per_node) == (memory_bytes, cpus)
+        assert job.asked == printed.split()[0].partition("=")[2]
 
 
 def test_reads_a_pending_job() -> None:

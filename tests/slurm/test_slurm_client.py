@@ -201,6 +201,7 @@ def test_a_job_that_waits_is_cancelled_and_one_that_runs_gets_a_signal(slurm_clu
 
 
 @pytest.mark.slurm
+@pytest.mark.pmix
 def test_srun_says_whether_it_knows_pmix(slurm_cluster: TestCluster, tmp_path: Path) -> None:
     assert "pmix" in Slurm(env=os.environ | slurm_cluster.env).mpi_types()
     plugins = tmp_path / "plugins"

@@ -29,6 +29,14 @@ from mpi4py import MPI
 print(MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank, socket.gethostname(), os.getuid(), flush=True)
 """
 
+# The commands can read it, and slurmctld cannot start with it.
+OF_NO_CONTROLLER = """\
+ClusterName={name}
+SlurmctldHost=ctl({controller})
+StateSaveLocation=/proc/none
+{nodes}
+"""
+
 
 @pytest.fixture
 def name() -> Iterator[str]:
@@ -93,6 +101,7 @@ def plan_of(name: str) -> ClusterPlan:
     return plan
 
 
+@pytest.mark.pmix
 def test_an_mpi_program_spans_the_nodes_and_runs_as_the_ordinary_user(slurm_cluster: TestCluster) -> None:
     slurm_cluster.run_as_user(["tee", "who.py"], input=WHO_AND_WHERE)
     wrapped = f"srun --mpi=pmix {sys.executable} who.py"
@@ -268,7 +277,7 @@ def test_a_down_that_comes_second_leaves_a_newer_cluster_in_the_same_network_alo
 
 
 def test_an_up_that_fails_leaves_nothing_and_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm.testbed.daemons.SLURM_CONF", "ClusterName={name}\nNoSuchOption=1\n{nodes}\n")
+    monkeypatch.setattr("slurm.testbed.daemons.SLURM_CONF", OF_NO_CONTROLLER)
     monkeypatch.setattr("slurm.testbed.cluster.READY_TIMEOUT_S", 1.0)
     plans: list[ClusterPlan] = []
     monkeypatch.setattr("slurm.testbed.namespaces.add_bridge", lambda plan, run: plans.append(plan))

@@ -8,7 +8,9 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
+from ckpt.agent.process.launch import srun
 from slurm import Slurm, Topology
 from slurm.testbed import TestCluster
 from slurm.topology import Switch
@@ -65,11 +67,20 @@ def test_a_cluster_without_switches_has_none(slurm_cluster: TestCluster) -> None
 
 @pytest.mark.slurm
 @pytest.mark.faults
-def test_the_switches_that_slurm_is_told_of_are_those_it_tells() -> None:
+def test_steps_have_the_order_of_nodes_whatever_the_order_of_switches() -> None:
+    """Else Slurm 26.05 gives the tasks the order of switches, and a rank's or a failed task's node would be another."""
     cluster = TestCluster.up(f"pytest-{os.getpid()}-switches", nodes=3, switches=2)
     try:
-        topology = Slurm(env=os.environ | cluster.env).topology()
+        slurm = Slurm(env=os.environ | cluster.env)
+        topology = slurm.topology()
+        wrap = "--wrap=sleep 300"
+        submitted = cluster.run_as_user(["sbatch", "--parsable", "--nodes=3", "--output=/dev/null", wrap])
+        job_id = int(submitted.stdout.split(";")[0])
+        until(lambda: slurm.states([str(job_id)])[str(job_id)][0] == "RUNNING", "the job's start")
+        argv = [*srun(job_id, cluster.nodes), "bash", "-c", "echo $SLURM_PROCID $SLURMD_NODENAME"]
+        order = cluster.run_as_user(argv).stdout.splitlines()
     finally:
         cluster.down()
-    assert [topology.leaf(node) for node in cluster.nodes] == ["s1", "s1", "s2"]
-    assert (topology.distance("n1", "n2"), topology.distance("n1", "n3")) == (1, 2)
+    assert [topology.leaf(node) for node in cluster.nodes] == ["s1", "s2", "s1"]
+    assert (topology.distance("n1", "n2"), topology.distance("n1", "n3")) == (2, 1)
+    assert sorted(order) == ["0 n1", "1 n2", "2 n3"]

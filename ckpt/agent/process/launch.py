@@ -13,7 +13,7 @@ from pathlib import Path
 from ckpt.agent.process.shim import SOCKET
 
 # For Holdfast's programs. -P: a module in the working directory, such as a user's ckpt.py, must not hide Holdfast's.
-PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
+PYTHON = (sys.executable, "-P")
 
 # Slurm sends them to every process of a job's steps, before it ends the job.
 SIGNALS = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))

@@ -114,7 +114,7 @@ class Rows:
         try:
             await within(self._peers.deadlines.rows_s, comes)
             return {"comes": True}
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return {"comes": False}
         finally:
             if self._asked.get((save, over, row)) is asked:

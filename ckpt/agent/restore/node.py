@@ -78,7 +78,7 @@ class RestoreNode(Part):
         limit_s = self._deadlines.verify_s * _DISK_PART
         try:
             return await within(limit_s, self._verify_on_disk(save, rank))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._node_disk.strike(save, rank, AgentError(f"not read within {limit_s:g} s"))
             return False
 

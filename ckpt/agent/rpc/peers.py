@@ -84,7 +84,7 @@ class Peers:
         try:
             serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
             answer = await within(timeout_s, serve)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise PeerError(f"node {self.nodes[node]}: no answer to {op!r} within {timeout_s:g} s") from None
         except TransportError as error:
             raise PeerError(f"node {self.nodes[node]}: {op}: {error}") from None

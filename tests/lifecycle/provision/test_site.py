@@ -315,6 +315,38 @@ def test_a_hyperpod_node_is_provisioned_with_or_without_the_older_file(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
+@pytest.mark.parametrize("there", ["", "python3.11"])
+def test_a_node_whose_python3_is_too_old_is_given_another_one(tmp_path: Path, there: str) -> None:
+    """Ubuntu 22.04, whose archive has python3.11; with a Holdfast that is installed."""
+    tools, home, log = tmp_path / "tools", tmp_path / "home", tmp_path / "log"
+    (home / "bin").mkdir(parents=True)
+    (home / "source").write_text(f"{tmp_path}/wheel\n")
+    (tmp_path / "wheel").touch()
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "mkdir", "realpath", "sed", "touch", "chmod", "true", "cp"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    install = f"cp {tools}/true {tools}/python3.11"
+    asks_for_it = f'[[ "$*" != *install\\ python3.11-venv* ]] || {install}'
+    programs = {
+        tools / "python3": "exit 1",  # to every question, also for its version
+        tools / "ip": "",
+        tools / "dpkg": "",
+        tools / "dpkg-query": "",
+        tools / "apt-get": f'echo "$@" >>{log}; {asks_for_it}',
+        home / "bin/python": 'echo "provisioned"',
+    } | ({tools / there: ""} if there else {})
+    for path, body in programs.items():
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+    script = tmp_path / "on_create.sh"
+    script.write_text(_ON_CREATE.read_text().replace("/etc/holdfast", f"{tmp_path}/etc"))
+    env = {"PATH": str(tools), "HOLDFAST_HOME": str(home), "SAGEMAKER_RESOURCE_CONFIG_PATH": str(tmp_path / "none")}
+    done = run((str(shutil.which("bash")), str(script), "--source", f"{tmp_path}/wheel"), env=env, check=False)
+    assert (done.returncode, done.stdout) == (0, "provisioned\n"), done.stderr
+    assert log.exists() is not bool(there)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root provisions")
 @pytest.mark.parametrize("source", [(), ("--source", "holdfast"), ("--source", "holdfast-hpc")])
 def test_a_node_is_not_given_what_an_index_has_under_a_name(tmp_path: Path, source: tuple[str, ...]) -> None:
     script = shutil.copy(_ON_CREATE, tmp_path)

@@ -1,0 +1,81 @@
+"""Limits for which a job waits. The reasons are those in Slurm's library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm import Job, Slurm
+from slurm.command import Result
+from slurm.limits import advice, tres
+from slurm.records import Partition
+
+RECORDED = Path(__file__).with_name("recorded")
+ASKED = "cpu=32,mem=250G,node=4,billing=32,gres/gpu=16,gres/gpu:a100=16"
+FOR_EVER = "so it waits for ever: ask for less, or for another QOS"
+HIGH = {"high": {"GrpTRES": "node=8", "MaxTRESPU": "gres/gpu=8,node=4", "MaxTRESPA": "mem=200G"}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Resources", ""),
+        ("Priority", ""),
+        ("QOSMaxWallDurationPerJobLimit", "waits for ever: ask for less"),
+        ("QOSMaxGRESPerNode", "waits for ever: ask for less"),
+        ("AssocMaxNodePerJobLimit", "waits for ever: ask for less"),
+        ("QOSMinGRES", "waits for ever: ask for less"),
+        ("PartitionTimeLimit", "waits for ever: ask for less"),
+        ("PartitionNodeLimit", "waits for ever: ask for less"),
+        ("QOSNotAllowed", "waits for ever: name a QOS"),
+        ("QOSGrpCPUMinutesLimit", "until Slurm forgets some of it"),
+        ("AssocGrpGRESMinutes", "until Slurm forgets some of it"),
+        ("AssocGrpNodeLimit", "sacctmgr show assoc tree"),
+        ("AssocMaxJobsLimit", "sacctmgr show assoc tree"),
+        ("QOSMaxJobsPerUserLimit", "it starts when others have ended"),
+        ("QOSGrpJobsLimit", "it starts when others have ended"),
+    ],
+)
+def test_each_kind_of_limit_has_its_advice(reason: str, told: str) -> None:
+    assert (told in advice(reason, ASKED, dict)) and bool(advice(reason, ASKED, dict)) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (
+            "QOSMaxGRESPerUser",
+            f"QOS high has MaxTRESPU gres/gpu=8,node=4, the job asks for gres/gpu=16, {FOR_EVER}",
+        ),
+        ("QOSGrpNodeLimit", "QOS high has GrpTRES node=8, for several jobs together: it starts when others have ended"),
+        (
+            "MaxMemoryPerAccount",
+            f"QOS high has MaxTRESPA mem=200G, the job asks for mem=250G, {FOR_EVER}",
+        ),
+    ],
+)
+def test_a_job_that_is_alone_beyond_a_limit_of_several_is_told_so(reason: str, told: str) -> None:
+    assert advice(reason, ASKED, lambda: HIGH) == told
+
+
+def test_resources_are_counted_in_one_unit() -> None:
+    assert tres("cpu=4,mem=1.5G,gres/gpu:a100=2,node=1") == {
+        "cpu": 4, "mem": 1.5 * 2**30, "gres/gpu:a100": 2, "node": 1,
+    }  # fmt: skip
+    assert tres("mem=1024") == tres("mem=1G") and tres("") == {}
+
+
+def test_the_limits_of_a_job_are_those_of_its_own_qos_and_of_its_partitions() -> None:
+    pending = (RECORDED / "job_pending.txt").read_text().replace("QOS=(null)", "QOS=normal")
+    partitions = (RECORDED / "partitions.txt").read_text().replace("QoS=N/A", "QoS=small")
+
+    def run(argv: list[str], **_: object) -> Result:
+        said = "normal|node=2||\nsmall||cpu=1|\nother|node=1|node=1|\n" if argv[0] == "sacctmgr" else partitions
+        return Result(argv=tuple(argv), returncode=0, stdout=said, stderr="", seconds=0.0)
+
+    job = Job.parse(pending)
+    assert (job.qos, job.asked) == ("normal", "cpu=4,mem=250G,node=4,billing=4")
+    assert Partition.parse(partitions.splitlines()[0]).qos == "small"
+    found = Slurm(run=run).limits_of(job)  # type: ignore[arg-type]
+    assert found == {"normal": {"GrpTRES": "node=2"}, "small": {"MaxTRESPU": "cpu=1"}}
