@@ -9,7 +9,7 @@ import typer
 from rich.filesize import decimal
 
 from ckpt.cli.output import JsonOption, print_json, printable, reported
-from ckpt.cli.progress import Bar, counted
+from ckpt.cli.progress import Bar, Waiting, counted
 from ckpt.cli.rollback import roll_back
 from ckpt.errors import ConfigError
 from ckpt.format.parsing import parsing
@@ -47,10 +47,11 @@ def copy(
     Refused if the other place has steps of an unrelated line of descent.
     """
     with reported():
-        here = open_namespace(source)
-        ours = lines_of(here)
-        saves = ours.saves if step is None else [committed_step(here, step)]
-        total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
+        with Waiting(f"listing {source}", quiet=as_json):
+            here = open_namespace(source)
+            ours = lines_of(here)
+            saves = ours.saves if step is None else [committed_step(here, step)]
+            total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
         rows = []
         with Bar(f"copying {counted(len(saves))}", total, quiet=as_json) as bar:
             there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
@@ -80,8 +81,10 @@ def collect(
     Steps quarantined by `verify --quarantine`, and steps of another format, stay.
     """
     with reported():
-        tier = open_namespace(path)
-        going = superfluous(list(tier.catalog()), keep, lines=tier.lines(), left=left)
+        with Waiting(f"listing {path}", quiet=as_json):
+            tier = open_namespace(path)
+            entries = list(tier.catalog())
+        going = superfluous(entries, keep, lines=tier.lines(), left=left)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
         names = list(sizes)
@@ -117,8 +120,9 @@ def export(
     with reported():
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
-        tier = open_namespace(path)
-        save = committed_step(tier, step)
+        with Waiting(f"listing {path}", quiet=as_json):
+            tier = open_namespace(path)
+            save = committed_step(tier, step)
         from ckpt.convert.dcp_safetensors import export_dcp, export_safetensors
         from ckpt.convert.full_step import read_stored
 

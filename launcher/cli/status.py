@@ -64,7 +64,8 @@ def status(
         from lifecycle.blocks import console_on
 
         return watch_job(found, console_on(sys.stdout))
-    now = status_now(found)
+    with WaitLine(f"reading the events of job {found.job_id}"):
+        now = status_now(found)
     if as_json:
         return print_json({"job": found.to_mapping(), **now.to_mapping()})
     from launcher.history.view import render

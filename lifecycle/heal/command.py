@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
@@ -122,7 +122,8 @@ def _look(settings: HealSettings, state: Path) -> list[HealOutcome]:
     # With `heal: off` nothing is changed, so any user may call it.
     with only_one(state) if settings.is_on else contextlib.nullcontext():
         history = HealHistory.read(state)
-        outcomes = Healer(Slurm(), settings, history).look()
+        with WaitLine("looking at the cluster's nodes"):
+            outcomes = Healer(Slurm(), settings, history).look()
         if settings.textfile is not None and os.geteuid() == 0:
             _measure(history, outcomes, Path(settings.textfile))
         return outcomes

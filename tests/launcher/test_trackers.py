@@ -20,7 +20,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guide/observe.md"
 RUN = "slurm-c-7"
 ATTEMPTS = ((0, 3), (2, 6))  # the first and the last step of each; steps 2 and 3 are repeated
 
-pytestmark = [pytest.mark.processes, pytest.mark.long(30)]
+pytestmark = [pytest.mark.processes, pytest.mark.long(seconds=50)]
 
 
 def code_of(tracker: str) -> str:
