@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import pwd
 import select
 import signal
 import struct
@@ -16,11 +17,13 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from history_kit import job_folder
 from rich.console import Console
 from test_status import DONE, GROWN, LOST, SWAPPED, TRAINED, event
 
@@ -29,6 +32,7 @@ from launcher.history.pace import Pace
 from launcher.history.status import JobStatus, status_of
 from launcher.history.steps import NodeSteps
 from launcher.registry import KnownJob, remember
+from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.job import job_lines
 from launcher.screen.jobs import jobs_lines
@@ -36,6 +40,8 @@ from launcher.screen.watch import watch_job
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
 from launcher.submission.job_control import JobFollower, status_now
+from slurm import CommandError, Slurm
+from slurm.command import Result
 
 DEADLINE_S = 20.0
 KNOWN = KnownJob(job_id="20261128-032012-9ab9", name="gpt", cluster="local", folder=Path("/nowhere"), nodes=2, spares=1)
@@ -174,6 +180,63 @@ def test_top_lists_running_jobs_first_and_fits(width: int) -> None:
     assert ["aaa2" in rows[0], "aaa0" in rows[1], "aaa1" in rows[2]] == [True] * 3
     assert "state" in heading and "ETTR" in heading and "training" in rows[0] and "done" in rows[2]
     assert jobs_lines(jobs, clock="", width=width, height=4)[-1].plain.startswith("and 2 more")
+
+
+class Queue(Slurm):
+    """A cluster with these rows of squeue; None: it does not answer."""
+
+    def __init__(self, *rows: str) -> None:
+        self.rows: tuple[str, ...] | None = rows
+        super().__init__(run=self._answer)
+
+    def _answer(self, argv: Sequence[str], **_: Any) -> Result:
+        done = Result(argv=tuple(argv), returncode=0, stdout="", stderr="no controller", seconds=0.0)
+        if self.rows is None:
+            raise CommandError(done, "no controller")
+        return replace(done, stdout="\n".join(self.rows))
+
+
+def row(job_id: str, folder: Path | str, user: int, state: str = "RUNNING", reason: str = "None") -> str:
+    return "\x1f".join((job_id, str(user), state, reason, "2", f"{folder}/{job_id}_0_log.out", "/nowhere", ""))
+
+
+def of_slurm(runs: Path, job_id: str, events: list[dict[str, Any]]) -> Path:
+    """A job's folder in `runs`."""
+    own = [each | {"run_id": f"slurm-c-{job_id}"} if each["event"] == "job_start" else each for each in events]
+    folder = job_folder(runs / job_id, own)
+    (folder / f"{job_id}_submission.sh").touch()
+    return folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a folder another user's")
+def test_top_for_all_users_has_the_jobs_of_slurms_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, other = os.getuid(), 4242
+    trains, waits, theirs = (of_slurm(tmp_path, str(n), events) for n, events in ((7, TRAINED), (8, []), (9, TRAINED)))
+    os.chown(theirs, other, -1)
+    (tmp_path / "plain").mkdir()
+    queue = Queue(
+        row("7", trains, me), row("8", waits, me, "PENDING", "Priority"), row("9", theirs, other),
+        row("10", theirs, me),  # another user's job in this one's name
+        row("11", trains, me), row("12", tmp_path / "plain", me), row("13", "/" + "x" * 300, me),
+        "14\x1f0\x1fRUNNING", "",
+    )  # fmt: skip
+    jobs = ClusterJobs(queue)
+    now = {job.job_id: status for job, status in jobs.now()}
+    assert {job_id: status.state for job_id, status in now.items()} == {
+        "7": "training", "8": "pending", "9": "training",
+    }  # fmt: skip
+    assert now["8"].reason == "waits in the queue: Priority"
+    assert jobs.users == {"7": pwd.getpwuid(me).pw_name, "8": pwd.getpwuid(me).pw_name, "9": "4242"}
+    assert jobs.remark == "1 more jobs in the queue have folders that cannot be read"
+    for width in (60, 80, 200):
+        lines = jobs_lines(jobs.now(), clock="", width=width, height=24, users=jobs.users, remark=jobs.remark)
+        assert all(line.cell_len <= width for line in lines)
+        assert "user" in lines[1].plain and any("4242" in line.plain for line in lines)
+    monkeypatch.setattr("launcher.screen.cluster_jobs._ASK_EVERY_S", 0.0)
+    queue.rows = (row("7", trains, me, "FAILED"), row("8", waits, me, "CANCELLED"))
+    assert sorted(status.state for _, status in jobs.now()) == ["cancelled", "lost"]
+    queue.rows = None
+    assert len(jobs.now()) == 2 and "Slurm does not answer" in jobs.remark
 
 
 # The steps of the nodes between two commits.
