@@ -165,6 +165,7 @@ class RunFacts:
         time_s: seconds in each class of time; see `launcher.report.timeline`.
         phases: what the job did when.
         points: time, attempt and step of reports of finished steps, thinned out.
+        versions: the versions of the supervisor's environment at the newest start; empty if they are not recorded.
         counts: number of starts, requeues, takeovers and losses of the agents.
         agents_lost: whether the checkpoint agents are lost, so that nothing is saved.
     """
@@ -186,6 +187,7 @@ class RunFacts:
     resizes: tuple[ResizeCost, ...]
     boosters: tuple[BoosterFacts, ...]
     problems: tuple[ProblemFacts, ...]
+    versions: tuple[str, ...]
     counts: Mapping[str, int]
     agents_lost: bool
 
@@ -234,6 +236,7 @@ class FactsFold:
         self._points: list[tuple[float, int, int]] = []
         self._every = 1  # of the points, the first of each so many is kept
         self._reports = 0
+        self._versions: tuple[str, ...] = ()
         self._counts = dict.fromkeys(("starts", "requeues", "takeovers", "agents_lost"), 0)
         self._agents_lost = False
 
@@ -281,6 +284,7 @@ class FactsFold:
             resizes=tuple(resizes(self._course)),
             boosters=tuple(self._boosters.values()),
             problems=tuple(sorted(self._problems.values(), key=lambda problem: -problem.time_s)),
+            versions=self._versions,
             counts=dict(self._counts),
             agents_lost=self._agents_lost and not self._has_ended,
         )
@@ -334,6 +338,7 @@ class FactsFold:
         self._counts["starts"] += 1
         self._counts["requeues"] = max(self._counts["requeues"], event.get("restart_count") or 0)
         self._has_ended = self._agents_lost = False
+        self._versions = tuple(event.get("versions") or ())
 
     def _on_takeover(self, event: Event) -> None:
         self._counts["takeovers"] += 1

@@ -67,7 +67,7 @@ def _title(known: KnownJob, status: JobStatus) -> Text:
     facts += [plural(status.faults, "fault")] if status.faults else []
     facts += [duration(status.seconds)] if status.seconds is not None else []
     facts += [f"attempt {status.attempt}"] if status.attempt is not None else []
-    facts += [known.job_id]
+    facts += [f"job {known.job_id}"]
     return title.append("  " + "  ".join(facts))
 
 

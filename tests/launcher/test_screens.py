@@ -68,6 +68,7 @@ def test_the_screen_of_a_job_has_every_fact_at_any_width(width: int) -> None:
     for fact in ("gpt  training  step 20", "ETTR", "1 fault", "if a node fails: no spare is left", "■ n1", "✗ n2",
                  "memory  step 20  2 s ago", "node_lost n2: spare, 10.0 s, step 20 to 10"):  # fmt: skip
         assert fact in text, text
+    assert "job 20261128" in text or width < 80
 
 
 def test_the_screen_tells_what_boosters_wait_for_and_who_replaces_a_node() -> None:
@@ -86,6 +87,12 @@ def test_nodes_that_are_behind_are_seen() -> None:
     steps = {"n1": 30, "n2": 24}
     line = next(line for line in screen(TRAINED, 80, node_steps=steps, step=30) if "n2" in line)
     assert line.split()[:6] == ["■", "n1", "30", "▤", "n2", "24"]
+
+
+def test_steps_that_two_heartbeats_apart_explain_put_no_node_behind() -> None:
+    for speed, behind in ((6.0, False), (0.5, True)):
+        lines = screen(TRAINED, 80, node_steps={"n1": 604, "n2": 600}, step=604, steps_per_s=speed)
+        assert any("▤ n2" in line for line in lines) == behind
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (200, 60), (60, 10)])
