@@ -129,7 +129,12 @@ EVENTS: Mapping[str, EventKind] = {
         "A rank's state was rebuilt on a node that lacked it.", rank=COUNT, from_node=TEXT, tier=TEXT, bytes=COUNT
     ),
     "first_step": _kind("The attempt's first step after the restored one.", "seconds"),
-    "commit": _kind("A step is complete in a tier.", "step tier", tier=TEXT, bytes=COUNT),
+    "commit": _kind(
+        "A step is complete in a tier. `seconds`: from its first byte to the commit, beside training. `stall_s`: for "
+        "how long saves have held training up since the commit before it, on the slowest rank; only of memory.",
+        "step tier",
+        tier=TEXT, bytes=COUNT, stall_s=NUMBER,
+    ),
     "agents_lost": _kind("The agents are lost; training continues.", "generation", generation=COUNT, reason=TEXT),
     "agents_back": _kind("New agents have the state.", "generation", generation=COUNT),
     "problem": _kind(

@@ -180,8 +180,12 @@ def _tiers(facts: RunFacts) -> FactTable:
         [_text("tier"), _number("step", "newest step"), _when("time_s", "complete"), _number("commits", "steps"),
          Column(name="bytes", title="in all", shown=size, is_number=True),
          Column(name="bytes_per_s", title="speed", shown=speed, is_number=True), _s("slowest_s", "slowest"),
+         _s("stall_s", "held training up"),
          _number("failed", "failed saves")],
-        ((t.tier, t.step, t.time_s, t.commits, t.bytes, t.bytes_per_s, t.slowest_s, t.failed) for t in facts.tiers),
+        (
+            (t.tier, t.step, t.time_s, t.commits, t.bytes, t.bytes_per_s, t.slowest_s, t.stall_s or None, t.failed)
+            for t in facts.tiers
+        ),
         note="Saves go on while training does; the speed is from the save to the commit.",
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
             draw_screen(text, width, folder / f"watch_{width}.png")
         draw_screen(screen(cluster, ["top"], 100, 8, "ETTR"), 100, folder / "top.png")
         cluster.run_as_user([*HOLDFAST, "report", job.job_id, "-o", "report.html"])
-        draw_page(f"file://{cluster.home}/report.html", folder / "report", 1000, 1540)
+        draw_page(f"file://{cluster.home}/report.html", folder / "report", 1000, 1505)
         with dashboard(cluster) as address:
             draw_page(address, folder / "dashboard", 1000, 230)
         print(cluster.run_as_user([*HOLDFAST, "status", job.job_id]).stdout)
@@ -145,7 +145,9 @@ def shoot(address: str, path: Path, width: int, height: int, scheme: int) -> Non
             check=True, capture_output=True, timeout=DEADLINE_S,
         )  # fmt: skip
         with Image.open(drawn) as picture:
-            picture.crop((0, 0, width, height)).convert("RGB").quantize(64).save(path, optimize=True)
+            picture.crop((0, 0, width, height)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+                path, optimize=True
+            )
 
 
 @contextlib.contextmanager
