@@ -259,10 +259,9 @@ class StatusFold:
     def _stopped_training(self, event: Event) -> None:
         """Close the attempt's span at the time at which training stopped, which is before a fault's detection."""
         if self.is_training:
-            self._reached(event)
-            span = self.spans[-1]
-            end_s = event["time"] - (event.get("detect") or 0.0)
-            self.spans[-1] = replace(span, end_s=max(span.start_s, end_s))
+            end_s = max(self.spans[-1].start_s, event["time"] - (event.get("detect") or 0.0))
+            self._reached({**event, "time": end_s})
+            self.spans[-1] = replace(self.spans[-1], end_s=end_s)
         self.is_training = False
         self.pace.stopped()
 

@@ -157,6 +157,12 @@ def test_steps_are_spread_over_the_time_in_a_bounded_number_of_parts() -> None:
     assert 0.0 in pace.rates(21_500.0), "the time without training"
 
 
+def test_the_time_until_a_hang_was_noticed_has_no_steps() -> None:
+    hang = event(60, "fault", attempt=0, kind="hang", node="n1", step=20, detect=30.0)
+    rates = status_of([*TRAINED, hang], 60).pace
+    assert rates[-25:] == (0.0,) * 25 and rates[-35] > 0
+
+
 def test_a_sparkline_has_the_shape_of_its_rates() -> None:
     assert sparkline([0, 1, 2, 4, 8], 80, is_unicode=True) == " ▂▃▅█"
     assert sparkline([8.0] * 300 + [1.0] * 100, 8, is_unicode=False) == "######.."
