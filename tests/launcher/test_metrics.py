@@ -12,8 +12,10 @@ from history_kit import START, WHOLE, event, job_folder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from launcher.cli import main
+from launcher.history.status import STATES
+from launcher.history.view import state_style
 from launcher.report.facts import facts_of
-from launcher.report.metrics import ALERTS, GRAFANA, STATES, openmetrics
+from launcher.report.metrics import ALERTS, GRAFANA, openmetrics
 from launcher.submission.job_control import OUTCOMES
 from lifecycle.heal.history import HealHistory
 from lifecycle.health.verdict import Verdict
@@ -102,6 +104,11 @@ def test_every_metric_and_label_of_a_query_is_in_the_output_of_a_job(
         "holdfast_job_start_time_seconds",
         "holdfast_job_tier_commits_total",
     }
+
+
+def test_every_end_that_is_a_failure_raises_an_alert() -> None:
+    failures = {state for state in STATES if state_style(state) == "bold red"}
+    assert failures == set(re.findall(r'state=~"([^"]+)"', queries()["HoldfastJobFailed"])[0].split("|"))
 
 
 def test_the_command_prints_the_dashboard_and_the_rules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ import gzip
 import json
 import logging
 import re
+import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -292,6 +294,21 @@ def test_a_scrape_takes_no_notice_away(folder: Path, tmp_path: Path) -> None:
     observer._metrics.write()
     observer.look(40)
     assert told_now == ["fault"] and "node_lost" in (tmp_path / "holdfast-7.prom").read_text()
+
+
+def test_the_port_serves_the_metrics_and_one_that_is_taken_is_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    written(folder, START)
+    spec = spec_of(tmp_path, metrics={"port": port})
+    Observer(folder, spec, "7", 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
+        assert 'holdfast_job_step{job_id="7"} 10.0' in answer.read().decode()
+    Observer(folder, spec, "7", 0)
+    assert f"port {port} cannot be used" in caplog.text
 
 
 def test_a_record_that_cannot_be_read_for_a_while_ends_no_observer(folder: Path) -> None:

@@ -36,7 +36,7 @@ from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.job import job_lines
 from launcher.screen.jobs import jobs_lines
-from launcher.screen.watch import watch_job
+from launcher.screen.watch import watch_job, watch_jobs
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
 from launcher.submission.job_control import JobFollower, status_now
@@ -330,6 +330,27 @@ def test_in_a_pipe_the_watch_prints_the_state_new_events_and_the_end(
         "done at step 21",
     ]  # fmt: skip
     assert "\x1b" not in out.getvalue()
+
+
+def test_in_a_pipe_top_prints_each_new_state_and_what_trains_now_and_then(
+    job: KnownJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks = io.StringIO(), 0
+
+    def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with (job.folder / "events.jsonl").open("a") as file:
+                file.writelines(json.dumps(each) + "\n" for each in DONE[-2:])
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.screen.watch.time.sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        watch_jobs(Console(file=out, width=200))
+    lines = [line.split()[3:7] for line in out.getvalue().splitlines()]
+    assert [line[0] for line in lines] == ["training", "done"], out.getvalue()
 
 
 class Terminal:
