@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
+from launcher.history.view import plural
 from launcher.registry import KnownJob, is_job, job_of_folder
 from launcher.submission.job_control import OUTCOMES, by_events, by_queue
 from slurm import Slurm, SlurmError
@@ -76,7 +77,7 @@ class ClusterJobs:
                 found[row.id] = replace(seen, queued=row)
         self._seen = found
         self.users = {job_id: _name(seen.queued.user) for job_id, seen in found.items()}
-        self.remark = f"{hidden} more jobs in the queue have folders that cannot be read" if hidden else ""
+        self.remark = f"not shown: {plural(hidden, 'job')} with folders that cannot be read" if hidden else ""
 
 
 def _seen(row: QueuedJob) -> _Seen | None:

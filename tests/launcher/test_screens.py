@@ -240,7 +240,7 @@ def test_top_for_all_users_has_the_jobs_of_slurms_queue(tmp_path: Path, monkeypa
     }  # fmt: skip
     assert now["8"].reason == "waits in the queue: Priority"
     assert jobs.users == {"7": pwd.getpwuid(me).pw_name, "8": pwd.getpwuid(me).pw_name, "9": "4242"}
-    assert jobs.remark == "1 more jobs in the queue have folders that cannot be read"
+    assert jobs.remark == "not shown: 1 job with folders that cannot be read"
     for width in (60, 80, 200):
         lines = jobs_lines(jobs.now(), clock="", width=width, height=24, users=jobs.users, remark=jobs.remark)
         assert all(line.cell_len <= width for line in lines)
