@@ -139,7 +139,7 @@ lint: $(VENV)/.installed-dev
 # setuptools builds holdfast itself; the last two are for what a dead job has in memory. on_create.sh repeats boto3's lines.
 lock: $(VENV)/.installed-dev
 	@$(PIP) uv
-	@printf '%s\n' pyyaml pydantic typer rich jinja2 urllib3 nvidia-ml-py setuptools xxhash boto3 | \
+	@printf '%s\n' pyyaml pydantic typer rich jinja2 prometheus-client urllib3 nvidia-ml-py setuptools xxhash boto3 | \
 		$(BIN)/uv pip compile -q --universal --generate-hashes \
 		--no-header --no-annotate --python-version 3.11 -o lifecycle/requirements.lock -
 

@@ -92,8 +92,8 @@ def listed_jobs(runs: Path | None = None) -> list[KnownJob]:
     noted = {job.folder for job in jobs}
     for folder in (runs or Path("runs")).absolute().glob("*"):
         with contextlib.suppress(OSError):  # the folder is another user's, or was removed
-            if folder not in noted and _is_job(folder):
-                jobs.append(_of_folder(folder))
+            if folder not in noted and is_job(folder):
+                jobs.append(job_of_folder(folder))
     return sorted(jobs, key=lambda job: job.submitted_s)
 
 
@@ -111,9 +111,9 @@ def find_job(reference: str, runs: Path | None = None) -> KnownJob:
     """
     jobs = known_jobs()
     for folder in (Path(reference), (runs or Path("runs")) / reference):
-        if _is_job(folder):
+        if is_job(folder):
             known = (job for job in jobs if job.folder == folder.absolute())
-            return next(known, None) or _of_folder(folder.absolute())
+            return next(known, None) or job_of_folder(folder.absolute())
     found = [job for job in jobs if reference == job.job_id or Path(reference).absolute() == job.folder]
     found = found or [job for job in jobs if reference == job.name]
     found = found or _by_part(reference, listed_jobs(runs))
@@ -140,8 +140,12 @@ def _by_part(part: str, jobs: Sequence[KnownJob]) -> list[KnownJob]:
     return found if part else []
 
 
-def _of_folder(folder: Path) -> KnownJob:
-    """A job that is not in the registry, from its folder alone. An sbatch script may have started it."""
+def job_of_folder(folder: Path) -> KnownJob:
+    """A job that is not in the registry, from its folder alone. An sbatch script may have started it.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     spec: dict[str, Any] = {}
     start: Event = {}
     with contextlib.suppress(OSError, ValueError):
@@ -169,7 +173,8 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_job(folder: Path) -> bool:
+def is_job(folder: Path) -> bool:
+    """Whether a folder is that of a job."""
     return any((folder / name).is_file() for name in ("job.json", "events.jsonl")) or _is_submitted(folder)
 
 

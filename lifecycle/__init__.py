@@ -4,6 +4,7 @@ cli        `holdfast node`: the group of all verbs about nodes
 health/    checks, one subject a module
 heal/      reboots or replaces drained nodes, checks and returns them
 provision/ the steps that provision a bare node; on_create.sh starts them
+metrics    the results of checks and healing for Prometheus
 versions   which versions of torch, NCCL and EFA belong together (versions.yaml)
 inventory  the versions that are installed; software: `node versions` and `node image`
 image      recipes of training images

@@ -16,7 +16,7 @@ from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.limits import COLUMNS
 from slurm.qos import FORMAT, Qos
-from slurm.records import Job, NamedJob, Node, Partition, T, read_all, state_below
+from slurm.records import QUEUE_FORMAT, Job, NamedJob, Node, Partition, QueuedJob, T, read_all, state_below
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -70,6 +70,15 @@ class Slurm:
         lines = self._run(argv, env=self._env).stdout.splitlines()
         rows = (line.strip().removesuffix("|").split("|", 5) for line in lines)
         return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 6}
+
+    def all_jobs(self) -> tuple[QueuedJob, ...]:
+        """The jobs of all users. Includes jobs that have ended, until Slurm forgets them.
+
+        A site may show users only their own jobs (PrivateData).
+        """
+        argv = ["squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
+        rows = map(QueuedJob.parse, self._run(argv, env=self._env).stdout.split("\n"))
+        return tuple(row for row in rows if row is not None)
 
     def states(self, job_ids: Iterable[JobId]) -> dict[str, tuple[str, str]]:
         """State (see `state_below`) and nodes (a hostlist) of these jobs, by id. Jobs unknown to Slurm are left out.

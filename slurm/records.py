@@ -44,6 +44,10 @@ _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
 
+_QUEUE_COLUMNS = ("JobArrayID", "UserID", "State", "Reason", "NumNodes", "STDOUT", "WorkDir")
+_SEPARATOR = "\x1f"
+QUEUE_FORMAT = ",".join(f"{column}:{_SEPARATOR}" for column in _QUEUE_COLUMNS)  # squeue's --Format for a QueuedJob
+
 
 class RecordError(SlurmError):
     """Slurm printed something that cannot be parsed as a record.
@@ -124,6 +128,46 @@ class NamedJob:
             time_left_s=_seconds(time_left),
             nodes=expand(nodes),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """A job of any user as squeue lists it. Users choose the paths.
+
+    Attributes:
+        id: its number; of a task of an array "42_3".
+        user: its user's numeric id.
+        state: as of a Job.
+        reason: why it is pending or has ended; "" for none.
+        nodes: number of nodes that it has or asks for.
+        stdout: the file of its output.
+        directory: its working directory.
+    """
+
+    id: str
+    user: int
+    state: str
+    reason: str
+    nodes: int
+    stdout: str
+    directory: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended. A job that is requeued has not."""
+        return self.state in _ENDED
+
+    @classmethod
+    def parse(cls, row: str) -> QueuedJob | None:
+        """Reads a row with the columns of QUEUE_FORMAT; None if it is not one."""
+        fields = [field.strip() for field in row.split(_SEPARATOR)]
+        if len(fields) != len(_QUEUE_COLUMNS) + 1 or not (fields[1].isdecimal() and fields[4].isdecimal()):
+            return None
+        job_id, user, state, reason, nodes, stdout, directory, _ = fields
+        return cls(
+            id=job_id, user=int(user), state=state_below(state), reason="" if reason == "None" else reason,
+            nodes=int(nodes), stdout=stdout, directory=directory,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,11 @@ PROOFS = {
         ("enroot's below it", "test_a_stranger_neither_plants_nor_reads_what_enroot_keeps", "assert"),
     ],
     "flows/test_another_user.py": [
+        (
+            "gives nobody a right to read",
+            "test_an_administrator_sees_the_job_in_top_and_another_user_does_not",
+            "folders that cannot be read",
+        ),
         ("sockets, secret, events", "test_another_user_on_the_node_is_shut_out_of_the_job", "assert"),
         (
             "drops the packets of all hosts",
@@ -163,6 +168,16 @@ PROOFS = {
         ("shows one line for each", "test_a_hostile_folder_costs_no_more_than_its_own_line", "splitlines"),
         ("16 MiB of another user's events", "test_the_events_of_another_user_are_read_up_to_a_size", "chown"),
         ("control sequences as text", "test_a_log_controls_no_terminal_but_may_have_colours", "x1b"),
+    ],
+    "launcher/test_dashboard_browser.py": [
+        ("read by other sites", "test_a_page_of_another_origin_sees_nothing", '"no fetch;" in told'),
+    ],
+    "launcher/test_screens.py": [
+        (
+            "believes a folder only of its owner's job",
+            "test_top_for_all_users_has_the_jobs_of_slurms_queue",
+            "another user's job in this one's name",
+        ),
     ],
     "launcher/test_dashboard.py": [
         ("without the secret in its address", "test_without_the_secret_there_is_nothing", "404"),

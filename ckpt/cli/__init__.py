@@ -7,5 +7,5 @@ plan           the memory and storage that a job needs
 rollback       begins a line of descent after an older step
 inventory      the steps and shards under a path or URL
 output         error messages, exit codes, JSON and tables of all verbs
-progress       a progress bar
+progress       a progress bar, and what is waited for
 """

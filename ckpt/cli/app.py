@@ -15,7 +15,7 @@ from ckpt.cli.inventory import StoredShard, StoredStep, find_steps
 from ckpt.cli.output import FAILED, UNREAD, JsonOption, end, print_json, show_table
 from ckpt.cli.plan import parse_size as parse_size
 from ckpt.cli.plan import show_plan as show_plan
-from ckpt.cli.progress import Bar, counted
+from ckpt.cli.progress import Bar, Waiting, counted
 from ckpt.cli.verbs import register
 from ckpt.errors import CheckpointError, CorruptError, one_line
 from ckpt.outlook import Conditions as Conditions
@@ -50,7 +50,7 @@ def list_all(
         print_json([step.to_json() for step in steps])
         return
     columns = ("step", "attempt", "world size", "size", "shards", "age", "committed", "tier", "namespace", "")
-    show_table(columns, _pages(map(_listed, steps)), right=columns[:6])
+    show_table(columns, _pages(map(_listed, steps), f"listing {path}"), right=columns[:6])
 
 
 @app.command("verify")
@@ -66,7 +66,9 @@ def verify(
 
     Exit code 1 if something is damaged, 3 if something could not be read, which is never quarantined.
     """
-    steps = [found for found in find_steps(path, UNREAD) if step in (None, found.step) and found.tier != "quarantine"]
+    with Waiting(f"listing {path}", quiet=as_json):
+        found_steps = list(find_steps(path, UNREAD))
+    steps = [found for found in found_steps if step in (None, found.step) and found.tier != "quarantine"]
     if step is not None and not steps:
         end(f"{path}: holds no step {step}; list the steps with `holdfast ckpt ls`")
     nbytes = sum(found.nbytes + found.parity_bytes for found in steps)
@@ -88,11 +90,12 @@ def verify(
         raise typer.Exit(FAILED if any(row["problems"] for row in rows) else UNREAD)
 
 
-def _pages(rows: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
-    """Pages of rows; at least one, which may be empty."""
+def _pages(rows: Iterable[Sequence[str]], what: str) -> Iterator[list[Sequence[str]]]:
+    """Pages of rows; at least one, which may be empty. `what` is shown while one comes about."""
     rows = iter(rows)
     while True:
-        page = list(islice(rows, _PAGE))
+        with Waiting(what):
+            page = list(islice(rows, _PAGE))
         yield page
         if len(page) < _PAGE:
             return

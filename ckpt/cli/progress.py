@@ -1,13 +1,16 @@
-"""Progress of a long operation: a bar on a terminal, else a line now and then."""
+"""Progress of a long operation: a bar or what is waited for on a terminal, else a line of a bar now and then."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ckpt.cli.output import printable
 
 _SHOW_AFTER_S = 2.0
 _LINE_EVERY_S = 10.0
@@ -16,6 +19,36 @@ _LINE_EVERY_S = 10.0
 def counted(steps: int) -> str:
     """ "1 step", "2 steps"."""
     return f"{steps} step" if steps == 1 else f"{steps} steps"
+
+
+class Waiting:
+    """Shows on standard error what is waited for, after two seconds and only on a terminal; a context manager.
+
+    Print nothing within it.
+    """
+
+    def __init__(self, what: str, *, quiet: bool = False, console: Console | None = None) -> None:
+        """
+        Args:
+            what: what happens, for example "listing s3://bucket/prefix".
+            quiet: whether to show nothing, for programs that read the output.
+        """
+        console = console or Console(stderr=True)
+        self._status = console.status(printable(what), spinner="line")
+        self._timer = threading.Timer(_SHOW_AFTER_S, self._status.start)
+        self._timer.daemon = True
+        self._is_shown = console.is_terminal and not quiet
+
+    def __enter__(self) -> Waiting:
+        if self._is_shown:
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            self._timer.cancel()
+            self._timer.join()
+            self._status.stop()
 
 
 class Bar:

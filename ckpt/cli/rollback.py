@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ckpt.cli.output import FAILED, JsonOption, end, print_json, printable, reported
+from ckpt.cli.progress import Waiting
 from ckpt.config import owner_of
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.lines import lines_of
@@ -35,7 +36,7 @@ def roll_back(
 
     Refused while a run saves to the namespace.
     """
-    with reported():
+    with reported(), Waiting(f"looking for a run that saves to {path}", quiet=as_json):
         tier = open_namespace(path)
         tier.check()
         found = lines_of(tier)

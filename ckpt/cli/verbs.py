@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from ckpt.cli.output import JsonOption, print_json, printable, reported
 from ckpt.cli.pins import pin, unpin
-from ckpt.cli.progress import Bar, counted
+from ckpt.cli.progress import Bar, Waiting, counted
 from ckpt.cli.rollback import roll_back
 from ckpt.errors import ConfigError
 from ckpt.format.lasting import NOTHING_ELSE
@@ -53,10 +53,11 @@ def copy(
     Refused if the other place has steps of an unrelated line of descent.
     """
     with reported():
-        here = open_namespace(source)
-        ours = lines_of(here)
-        saves = ours.saves if step is None else [committed_step(here, step)]
-        total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
+        with Waiting(f"listing {source}", quiet=as_json):
+            here = open_namespace(source)
+            ours = lines_of(here)
+            saves = ours.saves if step is None else [committed_step(here, step)]
+            total = 2 * sum(here.read_manifest(save).nbytes for save in saves)  # verified, then written
         rows = []
         pinned = here.pins()
         with Bar(f"copying {counted(len(saves))}", total, quiet=as_json) as bar:
@@ -95,9 +96,10 @@ def collect(
     Steps quarantined by `verify --quarantine`, and steps of another format, stay.
     """
     with reported():
-        tier = open_namespace(path)
-        lasting = NOTHING_ELSE if newest_only else tier.read_lasting()
-        entries, pinned = list(tier.catalog()), tier.pins()
+        with Waiting(f"listing {path}", quiet=as_json):
+            tier = open_namespace(path)
+            lasting = NOTHING_ELSE if newest_only else tier.read_lasting()
+            entries, pinned = list(tier.catalog()), tier.pins()
         going = superfluous(entries, keep, lines=tier.lines(), left=left, lasting=lasting, pinned=pinned)
         sizes = {entry.name: entry.manifest.nbytes if entry.manifest else 0 for entry in going}
         nbytes = sum(sizes.values())
@@ -135,8 +137,9 @@ def export(
     with reported():
         if (dcp is None) == (safetensors is None):
             raise ConfigError("export: give one of --dcp DIR and --safetensors FILE")
-        tier = open_namespace(path)
-        save = committed_step(tier, step)
+        with Waiting(f"listing {path}", quiet=as_json):
+            tier = open_namespace(path)
+            save = committed_step(tier, step)
         from ckpt.convert.dcp_safetensors import export_dcp, export_safetensors
         from ckpt.convert.full_step import read_stored
 

@@ -45,7 +45,8 @@ def status(
     from slurm.testbed import TestCluster
 
     names = list(TestCluster.list()) if name is None else [name]
-    facts = [TestCluster.load(known).status() for known in names]
+    with WaitLine("asking Slurm"):
+        facts = [TestCluster.load(known).status() for known in names]
     if as_json:
         return print_json(facts)
     if not facts:

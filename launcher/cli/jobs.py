@@ -54,7 +54,8 @@ def scale(
 
     found = find_job(job)
     size = _size(nodes)
-    message = scale_job(found, size)
+    with WaitLine("asking Slurm"):
+        message = scale_job(found, size)
     if as_json:
         return print_json({"job_id": found.job_id, "nodes": size})
     return typer.echo(message)

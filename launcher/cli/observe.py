@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.cli.options import JobName, Json, refuse_url
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.registry import KnownJob
@@ -49,7 +49,8 @@ def report(
         return _write_tables(found, facts, csv)
     from launcher.report.page import report_page
 
-    page = report_page(found, facts)
+    with WaitLine("making the page"):
+        page = report_page(found, facts)
     if output == _STDOUT:
         return typer.echo(page, nl=False)
     path = Path(output or f"report-{found.job_id}.html")
@@ -112,8 +113,9 @@ def _facts(job: KnownJob) -> RunFacts:
     from launcher.report.facts import facts_of
     from launcher.submission.job_control import corrected
 
-    facts = facts_of(read_events(job.folder / "events.jsonl"))
-    return replace(facts, status=corrected(job, facts.status))
+    with WaitLine(f"reading the events of job {job.job_id}"):
+        facts = facts_of(read_events(job.folder / "events.jsonl"))
+        return replace(facts, status=corrected(job, facts.status))
 
 
 def _write_tables(job: KnownJob, facts: RunFacts, folder: Path) -> None:

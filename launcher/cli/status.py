@@ -64,7 +64,8 @@ def status(
         from lifecycle.blocks import console_on
 
         return watch_job(found, console_on(sys.stdout))
-    now = status_now(found)
+    with WaitLine(f"reading the events of job {found.job_id}"):
+        now = status_now(found)
     if as_json:
         return print_json({"job": found.to_mapping(), **now.to_mapping()})
     from launcher.history.view import render
@@ -74,8 +75,14 @@ def status(
     return None
 
 
-def top() -> None:
+def top(
+    all_users: Annotated[
+        bool, typer.Option("--all-users", "-a", help="Show the jobs of all users of this Slurm cluster.")
+    ] = False,
+) -> None:
     """Show all jobs, drawn again each second: those that run or wait first, then those that have ended.
+
+    --all-users is for administrators: it shows the jobs of Holdfast in Slurm's queue whose folders this user may read.
 
     q or Ctrl-C ends the view. Into a pipe it prints a line for each job whose state changes, and every 10 seconds one
     for each that runs.
@@ -83,7 +90,7 @@ def top() -> None:
     from launcher.screen.watch import watch_jobs
     from lifecycle.blocks import console_on
 
-    watch_jobs(console_on(sys.stdout))
+    watch_jobs(console_on(sys.stdout), all_users=all_users)
 
 
 def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.options import Json
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 
 
 def usage(
@@ -26,7 +26,9 @@ def usage(
     from launcher.usage import usage_of
     from slurm import Slurm
 
-    found = usage_of(Slurm().used(_start(since)).splitlines())
+    start = _start(since)
+    with WaitLine("asking Slurm's accounting"):
+        found = usage_of(Slurm().used(start).splitlines())
     if as_json:
         return print_json([asdict(each) for each in found])
     if not found:

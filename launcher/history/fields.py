@@ -72,8 +72,9 @@ COMMON: Mapping[str, FieldType] = {
 }
 EVENTS: Mapping[str, EventKind] = {
     "job_start": _kind(
-        "The scheduler has started the job, for the first time or after a requeue.",
-        run_id=TEXT, cluster=TEXT, nodes_requested=COUNT, spares=COUNT, restart_count=COUNT,
+        "The scheduler has started the job, for the first time or after a requeue. `versions`: of the supervisor's "
+        "environment.",
+        run_id=TEXT, cluster=TEXT, nodes_requested=COUNT, spares=COUNT, restart_count=COUNT, versions=NAMES,
     ),
     "takeover": _kind("Another supervisor continues the job.", predecessor=TEXT),
     "node_ready": _kind(

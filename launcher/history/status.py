@@ -71,8 +71,9 @@ class JobStatus:
         failed_saves: number of saves that did not reach a tier, including memory.
         unsaved: for each tier that lacks its newest save, the reason.
         ettr: effective training time ratio: the share of the wall time since the first start that went into steps that
-            were kept. Time in the queue, starts, recoveries, and steps that were lost with a fault and repeated lower
-            it. None before the first step.
+            were kept. Time in the queue, starts, recoveries, saves that hold training up, and steps that were lost
+            with a fault and repeated lower it. None before the first step.
+        stall_s: seconds for which saves have held training up; 0 if they are not recorded.
         lost_s: seconds without training by cause: "start", "resize", "requeue", or the kind of a fault.
         seconds: wall time in seconds from the first start to now, or to the end.
         events: the last events, oldest first, without frequent ones.
@@ -105,6 +106,7 @@ class JobStatus:
     failed_saves: int = 0
     unsaved: Mapping[str, str] = field(default_factory=dict)
     ettr: float | None = None
+    stall_s: float = 0.0
     lost_s: Mapping[str, float] = field(default_factory=dict)
     seconds: float | None = None
     events: tuple[Event, ...] = ()
@@ -172,6 +174,7 @@ class StatusFold:
         loaded: the step that the script has loaded in this attempt; None if it has loaded none.
         recent: the last events.
         speed: time and step of the last reports of a step.
+        stall_s: seconds for which saves have held training up.
     """
 
     known: JobStatus = field(default_factory=JobStatus)
@@ -188,6 +191,7 @@ class StatusFold:
     loaded: int | None = None
     recent: list[dict[str, Any]] = field(default_factory=list)
     speed: list[tuple[float, int]] = field(default_factory=list)
+    stall_s: float = 0.0
 
     def add(self, event: Event) -> None:
         """Add an event. Unknown events and keys are ignored."""
@@ -217,7 +221,8 @@ class StatusFold:
         gained_s = sum(span.end_s - span.start_s for span in spans)
         return replace(
             self.known,
-            ettr=min(1.0, gained_s / seconds) if spans and seconds else None,
+            ettr=min(1.0, max(0.0, gained_s - self.stall_s) / seconds) if spans and seconds else None,
+            stall_s=self.stall_s,
             steps_per_s=self._steps_per_s(),
             size=None if elastic is None else elastic.text(),
             elastic=elastic,
@@ -258,10 +263,9 @@ class StatusFold:
     def _stopped_training(self, event: Event) -> None:
         """Close the attempt's span at the time at which training stopped, which is before a fault's detection."""
         if self.is_training:
-            self._reached(event)
-            span = self.spans[-1]
-            end_s = event["time"] - (event.get("detect") or 0.0)
-            self.spans[-1] = replace(span, end_s=max(span.start_s, end_s))
+            end_s = max(self.spans[-1].start_s, event["time"] - (event.get("detect") or 0.0))
+            self._reached({**event, "time": end_s})
+            self.spans[-1] = replace(self.spans[-1], end_s=end_s)
         self.is_training = False
         self.pace.stopped()
 
@@ -328,6 +332,7 @@ class StatusFold:
 
     def _on_commit(self, event: Event) -> None:
         self._reached(event)
+        self.stall_s += max(0.0, event.get("stall_s") or 0.0)
         tier, step = event.get("tier"), event.get("step")
         if tier and isinstance(step, int):
             before = self.known.tiers.get(tier)

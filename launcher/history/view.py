@@ -59,6 +59,8 @@ def render(status: JobStatus, title: str) -> RenderableType:
     if status.lost_s:
         lost = "  ".join(f"{kind} {seconds:.1f} s" for kind, seconds in status.lost_s.items())
         facts.add_row("not training", lost)
+    if status.stall_s:
+        facts.add_row("save stall", f"{status.stall_s:.1f} s  for which saves held training up")
     lines = [event_line(event) for event in status.events]
     first = [Text(trace.rstrip(), style="red"), Text("")] if trace.strip() else []
     return Group(*first, facts, *([Text(""), *lines] if lines else []))

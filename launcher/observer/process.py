@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckpt import durable_write
 from launcher.history.events import Event
@@ -22,8 +23,12 @@ from launcher.jobfile import JobSpec, read_job
 from launcher.notify import Metrics
 from launcher.observer.delivery import Delivery, Heartbeat
 from launcher.observer.notices import Notices
+from launcher.observer.otlp import OtlpExport, is_asked
 from launcher.plain_file import read_json
 from launcher.report.live import EventFollower, LiveFacts
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +71,15 @@ class Observer:
             has_spares = spec.spares > 0
             self._notices = Notices(notify, spec.name, job_id, has_spares=has_spares, sees_steps=sees_steps)
             self._delivery = Delivery(notify)
-        if spec.metrics is not None:
+        self._otlp: OtlpExport | None = None
+        exports = is_asked(os.environ)
+        if spec.metrics is not None or exports:
+            from launcher.report.metrics import registry_of
+
             live = LiveFacts(job_dir / "events.jsonl")  # scrapes read on when they come, notices in their own time
-            self._metrics = _MetricsOutput(spec.metrics, spec.name, job_id, live)
+            registry = registry_of(spec.name, job_id, live.facts)
+            self._metrics = _MetricsOutput(spec.metrics, registry, job_id) if spec.metrics is not None else None
+            self._otlp = OtlpExport(registry, os.environ) if exports else None
         self._seen = 0
         self._sent = self._read_sent()
         self._term: int | None = None  # of our supervisor
@@ -85,8 +96,11 @@ class Observer:
             heartbeat.stop()
         if self._metrics is not None:
             self._metrics.write()
+        deadline_s = time.monotonic() + FINISH_S
         if self._delivery is not None:
             self._delivery.close(FINISH_S)
+        if self._otlp is not None:
+            self._otlp.stop(max(1.0, deadline_s - time.monotonic()))
 
     def look(self, now_s: float) -> bool:
         """Read on and tell what is new. Returns False if another supervisor has taken over."""
@@ -138,11 +152,9 @@ class Observer:
 class _MetricsOutput:
     """Writes the file for node_exporter now and then, and serves the port."""
 
-    def __init__(self, metrics: Metrics, name: str, job_id: str, live: LiveFacts) -> None:
-        from launcher.report.metrics import registry_of
-
+    def __init__(self, metrics: Metrics, registry: CollectorRegistry, job_id: str) -> None:
         self._every_s = metrics.every_s
-        self._registry = registry_of(name, job_id, live.facts)
+        self._registry = registry
         self._path = None if metrics.textfile is None else Path(metrics.textfile) / f"holdfast-{job_id}.prom"
         self._next_s = 0.0
         self._failed = False

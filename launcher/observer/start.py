@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.jobfile import JobSpec
+from launcher.observer.otlp import is_asked
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ _WAIT_S = 20.0  # for the last notices: Slurm kills what is left when the batch 
 @contextlib.contextmanager
 def observed(spec: JobSpec, job_dir: Path, cluster: str) -> Iterator[None]:
     """Has an observer run meanwhile, if the job asks for one. A job runs on without an observer that cannot start."""
-    process = _started(job_dir, cluster) if spec.notify is not None or spec.metrics is not None else None
+    is_wanted = spec.notify is not None or spec.metrics is not None or is_asked(os.environ)
+    process = _started(job_dir, cluster) if is_wanted else None
     try:
         yield
     finally:

@@ -111,16 +111,22 @@ def share_bar(facts: RunFacts) -> Chart | None:
 
 
 def _rates(points: Sequence[tuple[float, int, int]]) -> list[tuple[float, float, int, float]]:
-    """Begin, end, attempt and steps per second of periods between reports of the same attempt."""
+    """Begin, end, attempt and steps per second of periods between reports of the same attempt.
+
+    A period that is too short to see, as before a save at the attempt's end, would only be a spike.
+    """
     stride = max(1, len(points) // _MOST_RATES)
+    least_s = (points[-1][0] - points[0][0]) / (2 * _MOST_RATES) if points else 0.0
     found = []
     since = points[0] if points else None
     for index, point in enumerate(points[1:], 1):
         if since is None or point[1] != since[1]:
             since = point
-        elif (index % stride == 0 or index == len(points) - 1) and point[0] > since[0] and point[2] > since[2]:
-            found.append((since[0], point[0], point[1], (point[2] - since[2]) / (point[0] - since[0])))
-            since = point
+        elif (index % stride == 0 or index == len(points) - 1) and point[2] > since[2]:
+            seconds_between = point[0] - since[0]
+            if seconds_between > least_s:
+                found.append((since[0], point[0], point[1], (point[2] - since[2]) / seconds_between))
+                since = point
     return found
 
 

@@ -84,6 +84,7 @@ class TierFacts:
         bytes: sum of their sizes.
         seconds: sum of the seconds that they took, from the save to the commit.
         slowest_s: the longest of them.
+        stall_s: sum of the seconds for which saves have held training up; only of memory.
         failed: number of saves that did not reach the tier.
     """
 
@@ -94,6 +95,7 @@ class TierFacts:
     bytes: int = 0
     seconds: float = 0.0
     slowest_s: float = 0.0
+    stall_s: float = 0.0
     failed: int = 0
 
     @property
@@ -165,6 +167,7 @@ class RunFacts:
         time_s: seconds in each class of time; see `launcher.report.timeline`.
         phases: what the job did when.
         points: time, attempt and step of reports of finished steps, thinned out.
+        versions: the versions of the supervisor's environment at the newest start; empty if they are not recorded.
         counts: number of starts, requeues, takeovers and losses of the agents.
         agents_lost: whether the checkpoint agents are lost, so that nothing is saved.
     """
@@ -186,6 +189,7 @@ class RunFacts:
     resizes: tuple[ResizeCost, ...]
     boosters: tuple[BoosterFacts, ...]
     problems: tuple[ProblemFacts, ...]
+    versions: tuple[str, ...]
     counts: Mapping[str, int]
     agents_lost: bool
 
@@ -234,6 +238,7 @@ class FactsFold:
         self._points: list[tuple[float, int, int]] = []
         self._every = 1  # of the points, the first of each so many is kept
         self._reports = 0
+        self._versions: tuple[str, ...] = ()
         self._counts = dict.fromkeys(("starts", "requeues", "takeovers", "agents_lost"), 0)
         self._agents_lost = False
 
@@ -270,7 +275,7 @@ class FactsFold:
             end_s=end_s,
             has_ended=self._has_ended,
             events=self._events,
-            time_s=seconds_by_class(phases, productive_s),
+            time_s=seconds_by_class(phases, productive_s, status.stall_s),
             phases=tuple(phases),
             points=tuple(self._points),
             attempts=tuple(map(replace, self._attempts)),
@@ -281,6 +286,7 @@ class FactsFold:
             resizes=tuple(resizes(self._course)),
             boosters=tuple(self._boosters.values()),
             problems=tuple(sorted(self._problems.values(), key=lambda problem: -problem.time_s)),
+            versions=self._versions,
             counts=dict(self._counts),
             agents_lost=self._agents_lost and not self._has_ended,
         )
@@ -334,6 +340,7 @@ class FactsFold:
         self._counts["starts"] += 1
         self._counts["requeues"] = max(self._counts["requeues"], event.get("restart_count") or 0)
         self._has_ended = self._agents_lost = False
+        self._versions = tuple(event.get("versions") or ())
 
     def _on_takeover(self, event: Event) -> None:
         self._counts["takeovers"] += 1
@@ -379,6 +386,7 @@ class FactsFold:
         tier.bytes += event.get("bytes") or 0
         tier.seconds += seconds
         tier.slowest_s = max(tier.slowest_s, seconds)
+        tier.stall_s += event.get("stall_s") or 0.0
 
     def _on_rebuilt(self, event: Event) -> None:
         if event.get("node"):
@@ -437,7 +445,10 @@ class FactsFold:
 
 
 def _thinned(commits: Sequence[Event]) -> list[Event]:
-    """The commits on which a status depends: the last two of each tier, and those of the speed."""
+    """The commits on which a status depends: the last two of each tier, and those of the speed.
+
+    Each has the stalls of those before it that are left out.
+    """
     of_tier: dict[str, list[int]] = {}
     for index, commit in enumerate(commits):
         of_tier[commit["tier"]] = [*of_tier.get(commit["tier"], ())[-1:], index]
@@ -445,4 +456,10 @@ def _thinned(commits: Sequence[Event]) -> list[Event]:
     for index, commit in enumerate(commits):
         if not higher or commit["step"] > commits[higher[-1]]["step"]:
             higher.append(index)
-    return [commits[index] for index in sorted({*chain(*of_tier.values()), *higher[-_SPEED_REPORTS:]})]
+    kept: list[Event] = []
+    since = 0
+    for index in sorted({*chain(*of_tier.values()), *higher[-_SPEED_REPORTS:]}):
+        stall_s = sum(commit.get("stall_s") or 0.0 for commit in commits[since : index + 1])
+        kept.append({**commits[index], "stall_s": stall_s} if stall_s else commits[index])
+        since = index + 1
+    return kept

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.history.status import STATES
 from launcher.report.facts import RunFacts
 from launcher.report.timeline import CLASSES
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 GRAFANA = Path(__file__).with_name("grafana.json")
 ALERTS = Path(__file__).with_name("alerts.yaml")
 
-STATES = (
-    "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "done", "halted",
-    "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "internal", "lost", "unreadable",
-)  # fmt: skip
 _NODE_STATES = ("active", "spare", "out", "left")
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from launcher.history.view import duration
@@ -79,7 +77,7 @@ def tables_of(facts: RunFacts, spec: Mapping[str, Any]) -> list[FactTable]:
         facts: the job's facts.
         spec: the content of job.json; empty if it cannot be read.
     """
-    made = (*(table(facts) for table in _OF_EVENTS), _settings(spec), _versions())
+    made = (*(table(facts) for table in _OF_EVENTS), _settings(spec), _versions(facts))
     return [table for table in made if table.rows]
 
 
@@ -182,8 +180,12 @@ def _tiers(facts: RunFacts) -> FactTable:
         [_text("tier"), _number("step", "newest step"), _when("time_s", "complete"), _number("commits", "steps"),
          Column(name="bytes", title="in all", shown=size, is_number=True),
          Column(name="bytes_per_s", title="speed", shown=speed, is_number=True), _s("slowest_s", "slowest"),
+         _s("stall_s", "held training up"),
          _number("failed", "failed saves")],
-        ((t.tier, t.step, t.time_s, t.commits, t.bytes, t.bytes_per_s, t.slowest_s, t.failed) for t in facts.tiers),
+        (
+            (t.tier, t.step, t.time_s, t.commits, t.bytes, t.bytes_per_s, t.slowest_s, t.stall_s or None, t.failed)
+            for t in facts.tiers
+        ),
         note="Saves go on while training does; the speed is from the save to the commit.",
     )  # fmt: skip
 
@@ -234,16 +236,11 @@ def _settings(spec: Mapping[str, Any]) -> FactTable:
     )  # fmt: skip
 
 
-def _versions() -> FactTable:
-    found: list[tuple[str, str]] = [("Python", ".".join(map(str, sys.version_info[:3])))]
-    for package in ("holdfast-hpc", "torch", "mpi4py"):
-        try:
-            found.append((package, version(package)))
-        except PackageNotFoundError:
-            found.append((package, "not installed"))
+def _versions(facts: RunFacts) -> FactTable:
     return _table(
-        "versions", "Versions", [_text("part"), _text("version")], found,
-        note="Of the environment that made this page.",
+        "versions", "Versions", [_text("part"), _text("version")],
+        ((part, number) for part, _, number in (text.rpartition(" ") for text in facts.versions)),
+        note="Of the supervisor's environment at the job's newest start.",
     )  # fmt: skip
 
 

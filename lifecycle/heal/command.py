@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,13 +12,14 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import print_json
+from lifecycle.blocks import WaitLine, print_json
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
 from lifecycle.heal.history import HISTORY_FILE, REPAIRED, RETURNED, HealHistory, only_one
 from lifecycle.heal.lemons import Incident, Offender, offenders, read_incidents
 from lifecycle.heal.settings import SETTINGS_FILE, HealSettings
+from lifecycle.metrics import HEAL_FILE, of_healing, write_textfile
 from slurm.client import Slurm
 from slurm.errors import SlurmError
 from slurm.hooks.places import Places
@@ -116,10 +119,23 @@ def _read(path: Path) -> list[Incident]:
 
 
 def _look(settings: HealSettings, state: Path) -> list[HealOutcome]:
-    if not settings.is_on:  # nothing is changed, so any user may call it
-        return Healer(Slurm(), settings, HealHistory.read(state)).look()
-    with only_one(state):
-        return Healer(Slurm(), settings, HealHistory.read(state)).look()
+    # With `heal: off` nothing is changed, so any user may call it.
+    with only_one(state) if settings.is_on else contextlib.nullcontext():
+        history = HealHistory.read(state)
+        with WaitLine("looking at the cluster's nodes"):
+            outcomes = Healer(Slurm(), settings, history).look()
+        if settings.textfile is not None and os.geteuid() == 0:
+            _measure(history, outcomes, Path(settings.textfile))
+        return outcomes
+
+
+def _measure(history: HealHistory, outcomes: Sequence[HealOutcome], directory: Path) -> None:
+    """Writes the metrics of a look. Their failure is printed, and healing goes on."""
+    try:
+        found = {outcome.node: outcome.what for outcome in outcomes}
+        write_textfile(directory, HEAL_FILE, of_healing(history, found, time.time()))
+    except LifecycleError as error:
+        typer.echo(f"holdfast node heal: {error}", err=True)
 
 
 def _print(outcomes: Sequence[HealOutcome], settings: HealSettings, as_json: bool) -> None:

@@ -111,6 +111,13 @@ class HealSettings:
         unit="s",
         example=1800,
     )
+    textfile: str | None = key(
+        "The directory of node_exporter's textfile collector on the controller; root's looks write metrics there.",
+        default=None,
+        pattern="^/.*$",
+        expected="an absolute path",
+        example="/var/lib/node_exporter/textfile",
+    )
 
     def _command_is_whole(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if (self.replace == "command") != bool(self.command):

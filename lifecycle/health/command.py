@@ -21,8 +21,9 @@ from lifecycle.health.last_verdict import last_verdict
 from lifecycle.health.runner import longest_s, run_checks
 from lifecycle.health.settings import SETTINGS_FILE, Settings
 from lifecycle.health.table import print_catalog, print_findings
-from lifecycle.health.verdict import Verdict
+from lifecycle.health.verdict import Verdict, read_verdict
 from lifecycle.instance import expected, instance_type
+from lifecycle.metrics import CHECKS_FILE, of_checks, write_textfile
 
 _LEVELS = " | ".join(level.word for level in Level)
 
@@ -87,7 +88,9 @@ def check(
     result = Verdict.of(findings, chosen_level, node)
     if not only:
         kept = tuple(row for row in result.checks if row["name"] != last_verdict.name)  # it judges the file itself
-        _keep(dataclasses.replace(result, checks=kept), verdict, whole=chosen_level > Level.PROLOG)
+        target = _keep(dataclasses.replace(result, checks=kept), verdict, whole=chosen_level > Level.PROLOG)
+        if target is not None and settings.textfile is not None:
+            _measure(target, Path(settings.textfile))
     if as_json:
         print_json(result.to_mapping())
     else:
@@ -116,11 +119,22 @@ def _settings(path: Path | None) -> Settings:
     return Settings.read(path or SETTINGS_FILE)
 
 
-def _keep(result: Verdict, path: Path | None, whole: bool) -> None:
+def _keep(result: Verdict, path: Path | None, whole: bool) -> Path | None:
+    """Writes the verdict; returns its file, None for users who have none."""
     if path is None and os.geteuid() != 0:
-        return
+        return None
     target = path or VERDICT_FILE
     try:
         result.write(target, whole)
     except OSError as error:
         raise LifecycleError(f"{target}: the verdict could not be written ({error.strerror})") from None
+    return target
+
+
+def _measure(verdict: Path, directory: Path) -> None:
+    """Writes the metrics of the whole verdict. Their failure is printed, and is no result of a check."""
+    try:
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        write_textfile(directory, CHECKS_FILE, of_checks(read_verdict(verdict), node))
+    except (LifecycleError, OSError, ValueError) as error:
+        typer.echo(f"holdfast node check: {error}", err=True)

@@ -63,6 +63,13 @@ class Settings:
         unit="GB/s",
         example=300,
     )
+    textfile: str | None = key(
+        "The directory of node_exporter's textfile collector; each run that writes a verdict writes its metrics there.",
+        default=None,
+        pattern="^/.*$",
+        expected="an absolute path",
+        example="/var/lib/node_exporter/textfile",
+    )
 
     @classmethod
     def read(cls, path: Path) -> Settings:

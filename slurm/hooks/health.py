@@ -89,3 +89,5 @@ def _look(hook: Hook, level: str) -> None:
         return
     if done.returncode not in _HAS_LOOKED:
         log.error("no check was run: %s", " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}")
+    elif done.stderr.strip():  # a verdict, but for example no metrics
+        log.warning("%s", " ".join(done.stderr.split())[-500:])

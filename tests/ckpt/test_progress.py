@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,47 @@ def test_elsewhere_a_line_comes_every_ten_seconds_with_bytes_rate_and_time_left(
     said = spoken(terminal=False)
     first = "copying: 200 bytes of 1.0 kB, 95 bytes/s, 8 s left\n"
     assert said == ["", first, first, *[f"{first}copying: 400 bytes of 1.0 kB, 32 bytes/s, 18 s left\n"] * 2]
+
+
+def test_a_terminal_shows_what_is_waited_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SHOW_AFTER_S", 0.0)
+    is_shown = threading.Event()
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            is_shown.set() if "listing s3://b" in text else None
+            return super().write(text)
+
+    out = Terminal()
+    with progress.Waiting("listing s3://b", console=Console(file=out, force_terminal=True)):
+        assert is_shown.wait(20)
+    assert out.getvalue().endswith("\x1b[2K"), "the line is removed"
+    for console, quiet in ((Console(file=out), False), (Console(file=out, force_terminal=True), True)):
+        before = out.getvalue()
+        with progress.Waiting("listing s3://b", console=console, quiet=quiet):
+            pass
+        assert out.getvalue() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls",),
+        ("verify",),
+        ("copy", "there"),
+        ("gc", "--keep", "9"),
+        ("export", "--dcp", "out"),
+        ("rollback", "--to", "3"),
+    ],
+)
+def test_every_verb_that_lists_a_place_tells_that_it_does(
+    words: tuple[str, ...], tier: SharedTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    monkeypatch.setattr(progress.Waiting, "__enter__", lambda waiting: told.append(str(waiting._status.status)))
+    run(words[0], tier.path, *words[1:])
+    assert told and str(tier.path) in told[0]
 
 
 def test_nothing_is_said_where_a_program_reads() -> None:

@@ -204,6 +204,29 @@ def test_another_user_on_the_node_is_shut_out_of_the_job(slurm_cluster: Any, job
     assert os.stat(job.job_dir / "secret").st_mode & 0o777 == 0o600
 
 
+ALL_JOBS = """
+import json
+from launcher.screen.cluster_jobs import ClusterJobs
+jobs = ClusterJobs()
+print(json.dumps([[job.job_id, jobs.users[job.job_id], status.state, status.step > 0] for job, status in jobs.now()]))
+print(jobs.remark)
+"""
+
+
+def test_an_administrator_sees_the_job_in_top_and_another_user_does_not(slurm_cluster: Any, job: Watch) -> None:
+    def seen_by(user: str) -> tuple[list[Any], str]:
+        who = pwd.getpwnam(user)
+        become = ["setpriv", f"--reuid={who.pw_uid}", f"--regid={who.pw_gid}", "--clear-groups"]
+        environment = slurm_cluster.env | {"HOME": "/nowhere", "USER": user}
+        done = run([*become, sys.executable, "-c", ALL_JOBS], env=environment, cwd="/", timeout_s=60)
+        jobs, remark = done.stdout.splitlines()
+        return [each for each in json.loads(jobs) if each[2] == "training"], remark
+
+    assert seen_by("root")[0] == [[job.job_dir.name, slurm_cluster.user, "training", True]]
+    nothing, remark = seen_by(STRANGER)
+    assert nothing == [] and "folders that cannot be read" in remark
+
+
 def test_another_user_on_another_node_does_not_reach_torchs_rendezvous(slurm_cluster: Any, job_of_root: Watch) -> None:
     """The job is root's, as some kernels, this one perhaps, allow filters of sockets to nobody else."""
     job = job_of_root

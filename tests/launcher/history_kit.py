@@ -55,7 +55,16 @@ GROWN = [
 REQUEUED = [
     event(150, "stop_requested", reason="requeue", detail="time limit"),
     event(151, "attempt_end", attempt=3, outcome="stopped", step=80),
-    event(200, "job_start", run_id="slurm-c-7", nodes_requested=2, spares=1, restart_count=1, cluster="local"),
+    event(
+        200,
+        "job_start",
+        run_id="slurm-c-7",
+        nodes_requested=2,
+        spares=1,
+        restart_count=1,
+        cluster="local",
+        versions=["Python 3.12.1", "torch 2.13.0"],
+    ),
     event(202, "attempt_start", attempt=4, nodes=["n1", "n3"], spares=[], rung="requeue"),
     event(204, "restore", attempt=4, step=80, tier="s3", seconds=2.0),
     event(210, "first_step", attempt=4, step=81, seconds=8.0),

@@ -12,9 +12,14 @@ from history_kit import START, WHOLE, event, job_folder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from launcher.cli import main
+from launcher.history.status import STATES
+from launcher.history.view import state_style
 from launcher.report.facts import facts_of
-from launcher.report.metrics import ALERTS, GRAFANA, STATES, openmetrics
+from launcher.report.metrics import ALERTS, GRAFANA, openmetrics
 from launcher.submission.job_control import OUTCOMES
+from lifecycle.heal.history import HealHistory
+from lifecycle.health.verdict import Verdict
+from lifecycle.metrics import of_checks, of_healing
 
 _NAME = re.compile(r"holdfast_\w+")
 
@@ -75,6 +80,9 @@ def test_every_metric_and_label_of_a_query_is_in_the_output_of_a_job(
     commits = [event(220 + step, "commit", attempt=4, tier="memory", step=90 + step) for step in (0, 10)]
     assert main(["metrics", str(job_folder(tmp_path / "7", [*WHOLE[:-2], *commits]))]) == 0
     families = list(text_string_to_metric_families(capsys.readouterr().out))
+    checks = ({"name": "gpu_ecc", "status": "critical"},)
+    verdict = Verdict(node="n1", time_s=1.0, boot_id="", level="quick", checks=checks)
+    families += [*of_checks(verdict, "n1"), *of_healing(HealHistory(path=tmp_path), {"n1": "waits"}, 2.0)]
     labels: dict[str, set[str]] = {}
     values: set[str] = set(OUTCOMES)
     for family in families:
@@ -91,11 +99,16 @@ def test_every_metric_and_label_of_a_query_is_in_the_output_of_a_job(
                 assert label in labels[name], f"{title}: {label}"
                 assert value == "$job_id" or set(value.split("|")) <= values, f"{title}: {value}"
     shown = {name for query in asked.values() for name in _NAME.findall(query)}
-    assert labels.keys() - shown <= {
+    assert {name for name in labels if name.startswith("holdfast_job_")} - shown <= {
         "holdfast_job_info",
         "holdfast_job_start_time_seconds",
         "holdfast_job_tier_commits_total",
     }
+
+
+def test_every_end_that_is_a_failure_raises_an_alert() -> None:
+    failures = {state for state in STATES if state_style(state) == "bold red"}
+    assert failures == set(re.findall(r'state=~"([^"]+)"', queries()["HoldfastJobFailed"])[0].split("|"))
 
 
 def test_the_command_prints_the_dashboard_and_the_rules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
+import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,14 +19,18 @@ from typing import Any
 
 import pytest
 from history_kit import END, GROWN, HANG, LOST_NODE, REQUEUED, START, WHOLE, event
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from launcher.errors import UsageError
 from launcher.jobfile import JobSpec
 from launcher.notify import KINDS, Notify
 from launcher.observer.delivery import Delivery, Heartbeat
 from launcher.observer.notices import Notice, Notices
+from launcher.observer.otlp import OtlpExport, is_asked
 from launcher.observer.process import STATE_FILE, Observer
 from launcher.observer.start import observed
+from launcher.report.live import LiveFacts
+from launcher.report.metrics import registry_of
 from launcher.supervisor.folder import make_folders, prepare
 
 NOTICE = Notice(kind="fault", job_id="7", name="gpt", text="node_lost on n2", time_s=31.0, step=20, node="n2")
@@ -205,6 +212,7 @@ def test_the_heartbeat_goes_to_a_file_or_a_url_until_it_stops(receiver: Receiver
     until(lambda: len(receiver.got) > 2 and (tmp_path / "alive").exists())
     for beat in beats:
         beat.stop()
+        beat._thread.join(DEADLINE_S)  # a beat under way would fail when the server goes
 
 
 def test_a_heartbeat_that_fails_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -288,6 +296,21 @@ def test_a_scrape_takes_no_notice_away(folder: Path, tmp_path: Path) -> None:
     assert told_now == ["fault"] and "node_lost" in (tmp_path / "holdfast-7.prom").read_text()
 
 
+def test_the_port_serves_the_metrics_and_one_that_is_taken_is_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    written(folder, START)
+    spec = spec_of(tmp_path, metrics={"port": port})
+    Observer(folder, spec, "7", 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
+        assert 'holdfast_job_step{job_id="7"} 10.0' in answer.read().decode()
+    Observer(folder, spec, "7", 0)
+    assert f"port {port} cannot be used" in caplog.text
+
+
 def test_a_record_that_cannot_be_read_for_a_while_ends_no_observer(folder: Path) -> None:
     observer, told_now = observer_of(folder, 0)
     (folder / "events.jsonl").mkdir()
@@ -326,6 +349,62 @@ def test_the_process_tells_and_measures_until_its_supervisor_ends(
     assert "# EOF" not in metrics.read_text(), "node_exporter reads Prometheus' text format"
     assert "S3CRET" not in "".join(path.read_text() for path in (folder / "log").iterdir())
     assert "S3CRET" not in (folder / "events.jsonl").read_text() and (folder / STATE_FILE).exists()
+
+
+def test_metrics_go_to_a_collector_that_opentelemetrys_variables_name(
+    folder: Path, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1000")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "site=s1")
+    prepare(spec_of(tmp_path), folder)
+    written(folder, START)
+    with observed(spec_of(tmp_path), folder, "local"):
+        until(lambda: receiver.got)
+        written(folder, [*LOST_NODE, *HANG, *GROWN, *REQUEUED, *END])
+    assert {path for path, _ in receiver.got} == {"/hooks/S3CRET/v1/metrics"}
+    (sent,) = ExportMetricsServiceRequest.FromString(gzipped_or_plain(receiver.got[-1][1])).resource_metrics
+    resource = {each.key: each.value.string_value for each in sent.resource.attributes}
+    assert (resource["service.name"], resource["site"]) == ("holdfast", "s1")
+    metrics = {metric.name: metric for metric in sent.scope_metrics[0].metrics}
+    (step,) = metrics["holdfast_job_step"].gauge.data_points
+    assert (step.as_double, step.attributes[0].value.string_value) == (120, "7")
+    faults = metrics["holdfast_job_faults"].sum
+    assert faults.is_monotonic and sum(point.as_double for point in faults.data_points) == 2
+    assert "holdfast_job_info" in metrics
+
+
+def gzipped_or_plain(body: bytes) -> bytes:
+    return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c/v1/metrics"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "none"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c"}, False),
+    ],
+)
+def test_only_an_endpoint_for_metrics_asks_for_an_export(variables: dict[str, str], asked: bool) -> None:
+    assert is_asked(variables) == asked
+
+
+def test_a_collector_that_does_not_answer_or_is_asked_otherwise_is_said_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(folder, START)
+    registry = registry_of("gpt", "7", LiveFacts(folder / "events.jsonl").facts)
+    OtlpExport(registry, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}).stop(0)
+    assert "got grpc, expected http/protobuf" in caplog.text
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:1/S3CRET")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "1")
+    export = OtlpExport(registry, {})
+    export._export()
+    export.stop(DEADLINE_S)
+    assert caplog.text.count("the collector does not take the metrics") == 1 and "S3CRET" not in caplog.text
 
 
 def test_a_job_that_asks_for_nothing_has_no_observer(folder: Path, tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from history_kit import GROWN, HANG, LOST_NODE, START, WHOLE, event, job_folder
 from launcher.cli import main
 from launcher.history.fields import EVENTS, as_event
 from launcher.history.status import status_of
-from launcher.registry import find_job
+from launcher.registry import KnownJob, find_job
+from launcher.report import charts
 from launcher.report.facts import FactsFold, facts_of
 from launcher.report.page import report_page
 from launcher.report.settings import HIDDEN, shown_settings
 from launcher.report.tables import tables_of
 from launcher.report.timeline import CLASSES, Timeline
+from launcher.screen.job import job_lines
 
+KNOWN = KnownJob(job_id="7", name="gpt", cluster="local", folder=Path("/nowhere"), nodes=2, spares=1)
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)>'\"&{{7*7}}\x00\x1b[31m"
 
 
@@ -109,8 +112,28 @@ def test_the_facts_have_the_status_that_all_events_give() -> None:
             tier = chance.choice(("memory", "nvme", "s3"))
             if chance.random() < 0.02:
                 events.append(event(time_s, "problem", attempt=0, step=step, what="flush failed", failed=tier))
-            events.append(event(time_s, "commit", attempt=0, step=step, tier=tier, seconds=0.1, bytes=9))
+            stall = {"stall_s": chance.choice((0.25, 0.5))} if tier == "memory" else {}
+            events.append(event(time_s, "commit", attempt=0, step=step, tier=tier, seconds=0.1, bytes=9, **stall))
         assert facts_of(events, now_s=5000).status == replace(status_of(events, now_s=5000), pace=())
+
+
+def test_a_save_right_after_another_is_no_spike_of_the_speed() -> None:
+    steady = [event(20 + 2 * n, "commit", attempt=0, tier="memory", step=10 + 10 * n) for n in range(60)]
+    found = charts.rates(facts_of([*START[:8], *steady, event(138.1, "commit", attempt=0, tier="memory", step=602)]))
+    assert found is not None and found.top == "5 steps/s"
+
+
+def test_saves_that_hold_training_up_are_a_class_of_time_and_lower_ettr() -> None:
+    stalled = [each | ({"stall_s": 2.0} if each["event"] == "commit" and each["tier"] == "memory" else {})
+               for each in WHOLE]  # fmt: skip
+    facts, before = facts_of(stalled), facts_of(WHOLE)
+    assert facts.time_s["save_stall"] == pytest.approx(6)
+    assert facts.time_s["productive"] == pytest.approx(before.time_s["productive"] - 6)
+    assert sum(facts.time_s.values()) == pytest.approx(251) and facts.status.stall_s == 6
+    assert facts.status.ettr == pytest.approx(facts.time_s["productive"] / 251)
+    assert {tier.tier: tier.stall_s for tier in facts.tiers} == {"memory": 6, "s3": 0}
+    shown = job_lines(KNOWN, facts.status, {}, now_s=251, width=80, height=24)
+    assert any("saves have held training up for 6.0 s, 2.4%" in line.plain for line in shown)
 
 
 def test_facts_can_be_read_at_any_time_without_a_change() -> None:
@@ -137,6 +160,7 @@ def test_the_tables_have_every_attempt_fault_resize_tier_and_node() -> None:
         "n1": ("active", 1), "n2": ("out", 1), "n3": ("active", 0), "n4": ("spare", 0), "n5": ("spare", 0),
     }  # fmt: skip
     assert [(row["allocation"], row["nodes"], row["reason"]) for row in tables["boosters"]] == [("8", 2, "Resources")]
+    assert [(row["part"], row["version"]) for row in tables["versions"]] == [("Python", "3.12.1"), ("torch", "2.13.0")]
     assert {row["badput_type"] for row in tables["time"]} >= {"PROGRAM_STARTUP", "WASTED_PROGRESS_FROM_DISRUPTION"}
 
 

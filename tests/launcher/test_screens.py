@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import pwd
 import select
 import signal
 import struct
@@ -16,11 +17,13 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from history_kit import job_folder
 from rich.console import Console
 from test_status import DONE, GROWN, LOST, SWAPPED, TRAINED, event
 
@@ -29,13 +32,16 @@ from launcher.history.pace import Pace
 from launcher.history.status import JobStatus, status_of
 from launcher.history.steps import NodeSteps
 from launcher.registry import KnownJob, remember
+from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.job import job_lines
 from launcher.screen.jobs import jobs_lines
-from launcher.screen.watch import watch_job
+from launcher.screen.watch import watch_job, watch_jobs
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
 from launcher.submission.job_control import JobFollower, status_now
+from slurm import CommandError, Slurm
+from slurm.command import Result
 
 DEADLINE_S = 20.0
 KNOWN = KnownJob(job_id="20261128-032012-9ab9", name="gpt", cluster="local", folder=Path("/nowhere"), nodes=2, spares=1)
@@ -62,6 +68,7 @@ def test_the_screen_of_a_job_has_every_fact_at_any_width(width: int) -> None:
     for fact in ("gpt  training  step 20", "ETTR", "1 fault", "if a node fails: no spare is left", "■ n1", "✗ n2",
                  "memory  step 20  2 s ago", "node_lost n2: spare, 10.0 s, step 20 to 10"):  # fmt: skip
         assert fact in text, text
+    assert "job 20261128" in text or width < 80
 
 
 def test_the_screen_tells_what_boosters_wait_for_and_who_replaces_a_node() -> None:
@@ -80,6 +87,12 @@ def test_nodes_that_are_behind_are_seen() -> None:
     steps = {"n1": 30, "n2": 24}
     line = next(line for line in screen(TRAINED, 80, node_steps=steps, step=30) if "n2" in line)
     assert line.split()[:6] == ["■", "n1", "30", "▤", "n2", "24"]
+
+
+def test_steps_that_two_heartbeats_apart_explain_put_no_node_behind() -> None:
+    for speed, behind in ((6.0, False), (0.5, True)):
+        lines = screen(TRAINED, 80, node_steps={"n1": 604, "n2": 600}, step=604, steps_per_s=speed)
+        assert any("▤ n2" in line for line in lines) == behind
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (200, 60), (60, 10)])
@@ -144,6 +157,12 @@ def test_steps_are_spread_over_the_time_in_a_bounded_number_of_parts() -> None:
     assert 0.0 in pace.rates(21_500.0), "the time without training"
 
 
+def test_the_time_until_a_hang_was_noticed_has_no_steps() -> None:
+    hang = event(60, "fault", attempt=0, kind="hang", node="n1", step=20, detect=30.0)
+    rates = status_of([*TRAINED, hang], 60).pace
+    assert rates[-25:] == (0.0,) * 25 and rates[-35] > 0
+
+
 def test_a_sparkline_has_the_shape_of_its_rates() -> None:
     assert sparkline([0, 1, 2, 4, 8], 80, is_unicode=True) == " ▂▃▅█"
     assert sparkline([8.0] * 300 + [1.0] * 100, 8, is_unicode=False) == "######.."
@@ -174,6 +193,63 @@ def test_top_lists_running_jobs_first_and_fits(width: int) -> None:
     assert ["aaa2" in rows[0], "aaa0" in rows[1], "aaa1" in rows[2]] == [True] * 3
     assert "state" in heading and "ETTR" in heading and "training" in rows[0] and "done" in rows[2]
     assert jobs_lines(jobs, clock="", width=width, height=4)[-1].plain.startswith("and 2 more")
+
+
+class Queue(Slurm):
+    """A cluster with these rows of squeue; None: it does not answer."""
+
+    def __init__(self, *rows: str) -> None:
+        self.rows: tuple[str, ...] | None = rows
+        super().__init__(run=self._answer)
+
+    def _answer(self, argv: Sequence[str], **_: Any) -> Result:
+        done = Result(argv=tuple(argv), returncode=0, stdout="", stderr="no controller", seconds=0.0)
+        if self.rows is None:
+            raise CommandError(done, "no controller")
+        return replace(done, stdout="\n".join(self.rows))
+
+
+def row(job_id: str, folder: Path | str, user: int, state: str = "RUNNING", reason: str = "None") -> str:
+    return "\x1f".join((job_id, str(user), state, reason, "2", f"{folder}/{job_id}_0_log.out", "/nowhere", ""))
+
+
+def of_slurm(runs: Path, job_id: str, events: list[dict[str, Any]]) -> Path:
+    """A job's folder in `runs`."""
+    own = [each | {"run_id": f"slurm-c-{job_id}"} if each["event"] == "job_start" else each for each in events]
+    folder = job_folder(runs / job_id, own)
+    (folder / f"{job_id}_submission.sh").touch()
+    return folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a folder another user's")
+def test_top_for_all_users_has_the_jobs_of_slurms_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, other = os.getuid(), 4242
+    trains, waits, theirs = (of_slurm(tmp_path, str(n), events) for n, events in ((7, TRAINED), (8, []), (9, TRAINED)))
+    os.chown(theirs, other, -1)
+    (tmp_path / "plain").mkdir()
+    queue = Queue(
+        row("7", trains, me), row("8", waits, me, "PENDING", "Priority"), row("9", theirs, other),
+        row("10", theirs, me),  # another user's job in this one's name
+        row("11", trains, me), row("12", tmp_path / "plain", me), row("13", "/" + "x" * 300, me),
+        "14\x1f0\x1fRUNNING", "",
+    )  # fmt: skip
+    jobs = ClusterJobs(queue)
+    now = {job.job_id: status for job, status in jobs.now()}
+    assert {job_id: status.state for job_id, status in now.items()} == {
+        "7": "training", "8": "pending", "9": "training",
+    }  # fmt: skip
+    assert now["8"].reason == "waits in the queue: Priority"
+    assert jobs.users == {"7": pwd.getpwuid(me).pw_name, "8": pwd.getpwuid(me).pw_name, "9": "4242"}
+    assert jobs.remark == "not shown: 1 job with folders that cannot be read"
+    for width in (60, 80, 200):
+        lines = jobs_lines(jobs.now(), clock="", width=width, height=24, users=jobs.users, remark=jobs.remark)
+        assert all(line.cell_len <= width for line in lines)
+        assert "user" in lines[1].plain and any("4242" in line.plain for line in lines)
+    monkeypatch.setattr("launcher.screen.cluster_jobs._ASK_EVERY_S", 0.0)
+    queue.rows = (row("7", trains, me, "FAILED"), row("8", waits, me, "CANCELLED"))
+    assert sorted(status.state for _, status in jobs.now()) == ["cancelled", "lost"]
+    queue.rows = None
+    assert len(jobs.now()) == 2 and "Slurm does not answer" in jobs.remark
 
 
 # The steps of the nodes between two commits.
@@ -254,6 +330,27 @@ def test_in_a_pipe_the_watch_prints_the_state_new_events_and_the_end(
         "done at step 21",
     ]  # fmt: skip
     assert "\x1b" not in out.getvalue()
+
+
+def test_in_a_pipe_top_prints_each_new_state_and_what_trains_now_and_then(
+    job: KnownJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks = io.StringIO(), 0
+
+    def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            with (job.folder / "events.jsonl").open("a") as file:
+                file.writelines(json.dumps(each) + "\n" for each in DONE[-2:])
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.screen.watch.time.sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        watch_jobs(Console(file=out, width=200))
+    lines = [line.split()[3:7] for line in out.getvalue().splitlines()]
+    assert [line[0] for line in lines] == ["training", "done"], out.getvalue()
 
 
 class Terminal:

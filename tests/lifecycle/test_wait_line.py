@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 
+import pytest
+
+from launcher.cli import main
 from lifecycle.blocks import WaitLine
 
 DEADLINE_S = 20.0
@@ -63,3 +67,27 @@ def test_a_wait_that_fails_removes_its_line() -> None:
             raise OSError
     except OSError:
         assert out.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status", "JOB"), ("report", "JOB"), ("metrics", "JOB"), ("scale", "JOB", "2"), ("stop", "JOB"),
+     ("cancel", "JOB"), ("usage",), ("cluster", "status"), ("node", "heal"), ("doctor",)],
+)  # fmt: skip
+def test_every_verb_that_may_take_long_tells_what_it_does(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "runs/20261128-032012-9ab9"
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").touch()
+    told: list[str] = []
+
+    def enter(line: WaitLine) -> WaitLine:
+        told.append(line._what)
+        raise KeyboardInterrupt  # what comes then is not looked at here
+
+    monkeypatch.setattr(WaitLine, "__enter__", enter)
+    main([str(folder) if word == "JOB" else word for word in words])
+    assert told

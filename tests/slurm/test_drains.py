@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from slurm.command import CommandRunner, Result
 from slurm.hooks.drains import drain_node, settle_drain
 from slurm.hooks.health import health
 from slurm.hooks.hook import Hook
+from slurm.hooks.log import log
 from slurm.hooks.places import Places
 from slurm.hooks.settings import HookSettings
 
@@ -99,6 +101,19 @@ def test_a_fit_node_asks_slurm_for_its_own_record_alone(places: Places, monkeypa
     verdict(places, "ok")
     check_health(places, ask, monkeypatch)
     assert asked == [["scontrol", "show", "node", "--oneliner", "n1"]]
+
+
+def test_the_checks_of_the_health_hook_write_metrics_and_what_goes_wrong_with_them_is_logged(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(places.checks_file).parent.mkdir(parents=True, exist_ok=True)
+    Path(places.checks_file).write_text(f"textfile: {tmp_path / 'metrics'}\n")
+    log.open(places.log, "health")
+    for _ in range(2):
+        check_health(places, silent, monkeypatch, python=Path(sys.executable))
+        assert "expected the directory of node_exporter" in Path(places.log).read_text()
+        (tmp_path / "metrics").mkdir(exist_ok=True)
+    assert "holdfast_node_status{" in (tmp_path / "metrics/holdfast-node.prom").read_text()
 
 
 class Rebooting(TenNodes):
