@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,12 @@ def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
         ckpt.load({"optimizer": optimizer(1)})
 
 
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: they are a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def looped() -> dict[str, Any]:
     state: dict[str, Any] = {}
     state["self"] = state
@@ -161,7 +168,9 @@ def looped() -> dict[str, Any]:
         ({"net": {"kind": torch.nn.Linear}}, r"state\['net'\]\['kind'\]: cannot store the class torch.nn.*Linear;"),
         ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
         ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
+        ({"net": {"n": nested()}}, r"\['n'\]: a nested tensor"),
         ({"o": np.array([object()])}, r"NumPy array of dtype object"),
+        ({"o": np.ma.array([1, 2], mask=[0, 1])}, r"\['o'\]: a MaskedArray, a subclass of NumPy's array"),
         ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
         (looped(), r"nested too deeply"),
         ([torch.zeros(1)], r"got a list, expected a dict"),
@@ -173,3 +182,39 @@ def test_a_state_that_cannot_be_stored_is_refused_by_name(node: Node, state: Any
             ckpt.save(1, state)
         ckpt.save(2, {"x": torch.zeros(1)})
         assert ckpt.failed_saves == 0
+
+
+class Idle:
+    """An object that has nothing to save yet."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+        self.loaded: list[Any] = []
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded.append(state)
+
+
+def test_an_object_whose_state_is_none_has_nothing_to_save_and_is_not_loaded(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"idle": Idle(), "x": torch.ones(1)})
+    state: dict[str, Any] = {"idle": Idle(), "x": torch.zeros(1)}
+    with node.start() as ckpt:
+        assert ckpt.read().state["idle"] is None
+        assert (
+            ckpt.load({"idle": state["idle"], "x": state["x"]}) == 1 and not state["idle"].loaded and state["x"].all()
+        )
+        with pytest.raises(StateError, match="returned a int, expected a dict, or None for nothing to save"):
+            ckpt.save(2, {"idle": Idle(3)})
+
+
+@pytest.mark.parametrize("live", [Idle(), Idle({"n": 0})])
+def test_an_object_without_a_state_of_its_own_takes_the_saved_one(node: Node, live: Idle) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"object": Idle({"n": 4})})
+    with node.start() as ckpt:
+        ckpt.load({"object": live})
+    assert live.loaded == [{"n": 4}]

@@ -147,6 +147,8 @@ class _Match:
         if path not in self.given:
             self.given[path] = live.state_dict()
         inner, state = node[STATE], self.given[path]
+        if inner is None:  # state_dict() gave nothing to save
+            return lambda: live
         if is_module(live):
             finish = self.mapping(state, inner, path, self._of_module)
         elif is_optimizer(live):
