@@ -47,6 +47,7 @@ from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import Read, SavedStep
+from ckpt.worker.load.shared_memory import Target
 from ckpt.worker.placement import Piece, parts_of
 from ckpt.worker.tensors import DTENSOR, check_target, check_tensor, torch_dtype, waited
 
@@ -170,9 +171,12 @@ class DcpReader(StorageReader):
                 check_one_box(planner, item.dest_index.fqn)
                 target = waited(planner.resolve_tensor(item)).detach()
                 check_target(target, (item.dest_index.fqn,))
-                reads += stored.part({DTENSOR: item.storage_index.fqn}, _wanted(item), target)
+                node, box = {DTENSOR: item.storage_index.fqn}, _wanted(item)
+                reads += stored.part(node, box, target)
+                stored.targets.append(Target(data=target, node=node, box=box, path=(item.dest_index.fqn,)))
                 tensors.append((item, target))
         with torch.no_grad():
+            stored.check_targets()
             self._saved.read(reads)
         for item, target in tensors:
             planner.commit_tensor(item, target)

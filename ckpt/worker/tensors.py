@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,21 @@ def check_target(value: Any, path: Path) -> None:
     element."""
     check_tensor(value, path)
     local = local_part(value)
-    if is_tensor(local) and any(s == 0 and n > 1 for s, n in zip(local.stride(), local.shape, strict=True)):
-        raise StateError(f"{name_of(path)}: an expanded tensor, whose elements share memory; clone() it before load()")
+    strides, unit = (local.stride(), 1) if is_tensor(local) else (local.strides, local.itemsize)
+    if _is_folded(strides, local.shape, unit) and (is_tensor(local) or local.flags.writeable):
+        kind = "an expanded or unfolded tensor" if is_tensor(local) else "a view of an array"
+        copy = "clone()" if is_tensor(local) else "copy()"
+        raise StateError(f"{name_of(path)}: {kind}, whose elements share memory; {copy} it before load()")
+
+
+def _is_folded(strides: Sequence[int], shape: Sequence[int], unit: int) -> bool:
+    """Whether elements may share memory: a step along one dimension lies within the reach of smaller steps."""
+    reach = unit
+    for stride, n in sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False
 
 
 def waited(value: Any) -> Any:

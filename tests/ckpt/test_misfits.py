@@ -53,11 +53,86 @@ def test_an_expanded_tensor_is_saved_and_is_no_target(node: Node) -> None:
         ckpt.save(1, {"a": torch.ones(2), "x": torch.ones(1, 3).expand(2, 3)})
     state = {"a": torch.zeros(2), "x": torch.zeros(1, 3).expand(2, 3)}
     with node.start() as ckpt:
-        with pytest.raises(StateError, match=r"state\['x'\]: an expanded tensor, whose elements share memory; clone"):
+        with pytest.raises(
+            StateError, match=r"an expanded or unfolded tensor, whose elements share memory; clone"
+        ):
             ckpt.load(state)
         assert not state["a"].any()
         state["x"] = state["x"].clone()
         assert ckpt.load(state) == 1 and state["x"].all()
+
+
+def folded(kind: str) -> Any:
+    if kind == "array":
+        return np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (3, 2), (4, 4))
+    return torch.zeros(4).unfold(0, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_view_whose_elements_share_memory_is_no_target(node: Node, kind: str) -> None:
+    table = torch.arange(6.0).view(3, 2)
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": table.numpy() if kind == "array" else table})
+    live = {"x": folded(kind)}
+    with node.start() as ckpt, pytest.raises(StateError, match=r"state\['x'\]: .*whose elements share memory; \w+\(\)"):
+        ckpt.load(live)
+    assert not live["x"].any()
+
+
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[:, 1:], lambda x: x[::2], lambda x: x[None].squeeze()])
+def test_views_whose_elements_lie_apart_are_targets(node: Node, view: Any) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": view(torch.arange(12.0).view(3, 4))})
+    live = {"x": view(torch.zeros(3, 4))}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 1
+    assert torch.equal(live["x"], view(torch.arange(12.0).view(3, 4)))
+
+
+def pair(kind: str, *, tied: bool, value: float = 0.0) -> dict[str, Any]:
+    """Two values of a state, which share memory if they are tied."""
+    if kind == "buffer and view":
+        buffer = torch.full((8,), value)
+        return {"a": buffer, "b": buffer[2:5] if tied else torch.full((3,), value)}
+    one = np.full(4, value) if kind == "arrays" else torch.full((4,), value)
+    return {"a": one, "b": one if tied else one + 1}
+
+
+KINDS = ["tensors", "arrays", "buffer and view"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_keys_of_one_tensor_do_not_take_two_values(node: Node, kind: str) -> None:
+    saved = pair(kind, tied=False, value=1.0)
+    saved["b"] += 1
+    with node.start() as ckpt:
+        ckpt.save(1, saved)
+    live = pair(kind, tied=True)
+    message = r"state\['a'\] and state\['b'\]: share memory in the live state, and were saved with different values"
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=message):
+            ckpt.load(live)
+        assert not live["a"].any()
+        assert ckpt.load({"b": live["b"]}, strict=False) == 1 and (live["b"] == saved["b"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_keys_of_one_tensor_take_the_value_of_both(node: Node, kind: str) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, pair(kind, tied=True, value=float("nan")))
+    live = pair(kind, tied=True)
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 1
+    assert np.isnan(np.asarray(live["a"])).all()
+
+
+def test_columns_of_one_matrix_take_values_of_their_own(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"q": torch.ones(3, 2), "k": torch.full((3, 2), 2.0)})
+    both = torch.zeros(3, 4)
+    with node.start() as ckpt:
+        assert ckpt.load({"q": both[:, :2], "k": both[:, 2:]}) == 1
+    assert both.tolist() == [[1, 1, 2, 2]] * 3
 
 
 def test_a_tensor_that_torch_refuses_to_fill_leaves_a_state_that_is_said_to_be_overwritten_in_part(node: Node) -> None:

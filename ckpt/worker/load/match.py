@@ -61,6 +61,8 @@ class Restoration:
         """
         try:
             tensors, finish = self._match(saved)
+            with no_grad():
+                tensors.check_targets()
         except StateError as error:
             if saved.save is None or not (whose := saved.save.line.whose):
                 raise
