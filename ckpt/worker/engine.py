@@ -125,7 +125,7 @@ class Engine:
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         started = time.monotonic()
-        restoration = Restoration(state, self.rank, strict=strict)
+        restoration = Restoration(state, self.rank, self.place.world_size, strict=strict)
         session = self.connect(restoration.wants if step is None else None)
         self._stager.hold_back()
         loaded = None

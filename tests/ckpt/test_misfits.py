@@ -53,9 +53,7 @@ def test_an_expanded_tensor_is_saved_and_is_no_target(node: Node) -> None:
         ckpt.save(1, {"a": torch.ones(2), "x": torch.ones(1, 3).expand(2, 3)})
     state = {"a": torch.zeros(2), "x": torch.zeros(1, 3).expand(2, 3)}
     with node.start() as ckpt:
-        with pytest.raises(
-            StateError, match=r"an expanded or unfolded tensor, whose elements share memory; clone"
-        ):
+        with pytest.raises(StateError, match=r"an expanded or unfolded tensor, whose elements share memory; clone"):
             ckpt.load(state)
         assert not state["a"].any()
         state["x"] = state["x"].clone()
