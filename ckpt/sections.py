@@ -151,7 +151,11 @@ class S3Section(TierSection):
         "Committed saves whose step is a multiple of this go there.", default=1000, ge=1, unit="steps", example=500
     )
     endpoint_url: str | None = _key(
-        "URL of a server that is not AWS.", default=None, **_TEXT, example="https://s3:9000"
+        "URL of a server that is not AWS.",
+        default=None,
+        pattern="^https?://[^\x00-\x20\x7f/?#]+(/[!-~]*)?$",
+        expected="a URL that begins with http:// or https://",
+        example="https://s3:9000",
     )
     region: str | None = _key(
         "The bucket's region; by default that of boto3.", default=None, **_TEXT, example="us-east-1"
