@@ -136,6 +136,7 @@ class Engine:
             restoration.fill(saved)
             seconds = time.monotonic() - started
             session.loaded(saved, seconds)
+            self._may_save_again()
             loaded = saved.step
             if self.rank == 0:
                 whose = saved.save.line.whose if saved.save else ""
@@ -146,6 +147,10 @@ class Engine:
         with contextlib.suppress(StateError):  # save() raises it
             session.prepare(self._stager.plan(take_apart(state, self._world)))
         return loaded
+
+    def _may_save_again(self) -> None:
+        if self._cadence is not None:
+            self._cadence.saved(None)
 
     def saved_step(self, step: int | None, caller: str) -> SavedStep:
         """The shards of a step that is complete in one tier.
@@ -175,6 +180,7 @@ class Engine:
         session = self.connect()
         session.loaded(saved, seconds)
         session.map_slots()
+        self._may_save_again()
 
     # save
 
@@ -230,6 +236,8 @@ class Engine:
             )
         stopping = self._cadence is not None and self._cadence.stopping
         self.connect().save(step, nbytes, stage, tokens=self._stager.tokens, flush=flush or stopping)
+        if self._cadence is not None:
+            self._cadence.saved(step)
 
     # step boundaries
 
