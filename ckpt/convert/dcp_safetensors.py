@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
 from ckpt.config import owner_of
 from ckpt.convert.confined import Confinement, confined
@@ -33,6 +33,7 @@ from ckpt.format.layout import Chunk, Layout, align
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.lines import lines_of
 from ckpt.tiers.tier import Tier
+from ckpt.worker.dcp_objects import Serialised
 from ckpt.worker.load.match import DCP
 from ckpt.worker.tensors import dtype_name, view_bytes
 
@@ -206,6 +207,11 @@ class _Planner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         self.plan = replace(super().create_local_plan(), planner_data=self._stored.mappings)
         return self.plan
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        if isinstance(object, Serialised):
+            return io.BytesIO(object)
+        return super().transform_object(write_item, object)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         if index.fqn not in self._stored.tensors:
