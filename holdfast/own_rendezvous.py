@@ -17,7 +17,7 @@ _KEY = "TORCHELASTIC_USE_AGENT_STORE"
 
 def serve_other_ports(agent_port: int) -> None:
     """From now on, the agent's store stands for its own port only."""
-    rendezvous = import_module("torch.distributed.rendezvous")
+    rendezvous: Any = import_module("torch.distributed.rendezvous")
     spawn: Any = import_module("torch.multiprocessing.spawn")
     create: Any = rendezvous._create_c10d_store
 

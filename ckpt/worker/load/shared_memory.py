@@ -16,7 +16,7 @@ from ckpt.format.json_values import Path, name_of
 from ckpt.worker.lazy_torch import torch
 from ckpt.worker.tensors import Local
 
-_MAX_WORK = 10_000  # of NumPy's exact search for a common element; what is harder counts as shared
+_MAX_WORK: Any = 10_000  # of NumPy's exact search for a common element; what is harder counts as shared
 
 
 @dataclass(frozen=True, kw_only=True)
