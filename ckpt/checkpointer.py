@@ -168,7 +168,7 @@ class Checkpointer:
         return contents_of(saved, self._engine.rank % saved.world_size if rank is None else rank)
 
     def should_save(self, step: int) -> bool:
-        """Whether to save this step: a configured cadence is due, or all ranks stop here.
+        """Whether to save this step: a configured cadence is due, or all ranks stop here. False once it has been saved.
 
         The first call of this or of `should_stop` for a step reports the step to the node's board. Further calls for
         the same step have no effect.

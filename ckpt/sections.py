@@ -211,7 +211,11 @@ class S3Section(TierSection):
     )
     every_steps: int | Literal["auto"] = _key(_DUE, default=1000, expected=_STEPS, unit="steps", example=500)
     endpoint_url: str | None = _key(
-        "URL of a server that is not AWS.", default=None, **_TEXT, example="https://s3:9000"
+        "URL of a server that is not AWS.",
+        default=None,
+        pattern="^https?://[^\x00-\x20\x7f/?#]+(/[!-~]*)?$",
+        expected="a URL that begins with http:// or https://",
+        example="https://s3:9000",
     )
     region: str | None = _key(
         "The bucket's region; by default that of boto3.", default=None, **_TEXT, example="us-east-1"

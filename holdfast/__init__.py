@@ -5,6 +5,7 @@
     batch_plan        micro-batch and gradient accumulation for a world size
     ElasticSampler    each sample once an epoch, across restarts and resizes
     ElasticLoader     keeps the training loop's position in the data
+    RngState          the random number generators, as a part of the state
     elastic_event_detected   whether all ranks stop at this step, by the name of HyperPod's scripts
     newest_steps      the newest restorable step of each tier below memory
     CheckpointError   base of all errors of checkpoints
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ckpt import CheckpointConfig, Checkpointer, CheckpointError, newest_steps
     from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
     from ckpt.elastic_event import elastic_event_detected
+    from holdfast.rng import RngState
     from launcher import Executor, LauncherError, Torchrun
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "ElasticSampler",
     "Executor",
     "LauncherError",
+    "RngState",
     "Torchrun",
     "batch_plan",
     "elastic_event_detected",
@@ -51,6 +54,7 @@ _HOME = {
     "ElasticSampler": "ckpt.data",
     "Executor": "launcher",
     "LauncherError": "launcher",
+    "RngState": "holdfast.rng",
     "Torchrun": "launcher",
     "batch_plan": "ckpt.data",
     "elastic_event_detected": "ckpt.elastic_event",

@@ -20,19 +20,20 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
 from ckpt.config import owner_of
 from ckpt.convert.confined import Confinement, confined
 from ckpt.convert.dcp_directory import DirectoryReader, load_object, size_of
 from ckpt.convert.full_step import FullStep
-from ckpt.errors import ConfigError, CorruptError, StateError
+from ckpt.errors import CheckpointError, ConfigError, CorruptError, StateError, one_line
 from ckpt.format.checksums import checksums
 from ckpt.format.json_values import encode
 from ckpt.format.layout import Chunk, Layout, align
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.lines import lines_of
 from ckpt.tiers.tier import Tier
+from ckpt.worker.dcp_objects import Serialised
 from ckpt.worker.load.match import DCP
 from ckpt.worker.tensors import dtype_name, view_bytes
 
@@ -89,9 +90,9 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     with limits (ckpt.convert.confined). The whole state must fit into memory.
 
     Raises:
-        ConfigError: not a DCP directory, metadata that are not torch's, or the namespace has this step already.
-        CorruptError: the directory is damaged, or reading it takes more than the limits.
-        StateError: an object cannot be loaded or stored without pickle. The message names it.
+        ConfigError: not a DCP directory, or a damaged one; reading it takes more than the limits; or an object in it
+            cannot be loaded or stored without pickle. The message names the directory, and the file or object.
+            Also if the namespace has this step already.
         NamespaceError: the namespace belongs to another user.
     """
     if not (directory / ".metadata").is_file():
@@ -99,11 +100,14 @@ def import_dcp(directory: Path, tier: Tier, step: int, advance: Advance = lambda
     tier.prepare()
     if any(save.step == step for save in tier.steps()):
         raise ConfigError(f"{tier.where}: holds step {step} already; choose another --step")
-    largest = max(map(size_of, directory.glob("*.distcp")), default=0)
-    largest = max(largest, size_of(directory / ".metadata"))
     descriptor = os.memfd_create("holdfast-import")
     try:
-        found = confined(partial(_read_directory, directory, descriptor), str(directory), largest, advance)
+        try:
+            largest = max(map(size_of, (directory / ".metadata", *directory.glob("*.distcp"))))
+            found = confined(partial(_read_directory, directory, descriptor), str(directory), largest, advance)
+        except (CheckpointError, OSError) as error:
+            text = one_line(error)
+            raise ConfigError(text if str(directory) in text else f"{directory}: {text}") from None
         layout = Layout.from_json(found)
         memory = mmap.mmap(descriptor, max(layout.nbytes, 1))
     finally:
@@ -203,6 +207,11 @@ class _Planner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         self.plan = replace(super().create_local_plan(), planner_data=self._stored.mappings)
         return self.plan
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        if isinstance(object, Serialised):
+            return io.BytesIO(object)
+        return super().transform_object(write_item, object)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         if index.fqn not in self._stored.tensors:

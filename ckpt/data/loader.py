@@ -23,7 +23,8 @@ class ElasticLoader:
                 if ckpt.should_save(step): ckpt.save(step, state)
 
     A step counts as consumed when its last micro-batch is returned. Batches that worker processes have prefetched do
-    not count. Neither do the micro-batches of an incomplete step, because their gradients are not in the weights. An
+    not count. Neither do the micro-batches of an incomplete step, because their gradients are not in the weights. The
+    seeds of worker processes follow from the sampler's seed and position, not from torch's global generator. An
     iteration begins at the position, so a loop that was left in the middle of an epoch continues there.
     """
 
@@ -53,6 +54,7 @@ class ElasticLoader:
             )
         self.sampler = sampler
         self.loader = loader
+        self._has_own_draws = self._give_draws()
         self._iteration = 0
         self._handed_out = 0  # micro-batches of the current step that were returned
 
@@ -65,6 +67,8 @@ class ElasticLoader:
         self._iteration += 1
         iteration = self._iteration
         self._handed_out = 0
+        if self._has_own_draws:
+            self.loader.generator.manual_seed(self.sampler.seed_here)
         for batch in self.loader:
             if iteration != self._iteration:
                 raise StateError(
@@ -77,6 +81,19 @@ class ElasticLoader:
             yield batch
             if self.ends_step:
                 self._handed_out = 0
+
+    def _give_draws(self) -> bool:
+        """Gives a DataLoader without a generator one of its own. Returns whether it did.
+
+        Each iteration draws the seed of the worker processes. From torch's global generator, it would change what the
+        training draws after a restart, once load() has restored that generator.
+        """
+        if getattr(self.loader, "generator", self) is not None:
+            return False
+        import torch
+
+        self.loader.generator = torch.Generator()
+        return True
 
     def endless(self) -> Iterator[Any]:
         """The micro-batches from the position on, epoch after epoch, for a loop that counts steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sized
@@ -107,6 +108,12 @@ class ElasticSampler:
         """The number of this rank's samples in a whole epoch. With `carry`, some epochs have one step less."""
         whole, rest = divmod(self._samples, self.plan.global_batch)
         return (whole + (rest > 0 and self._tail != "drop")) * self.plan.rank_batch
+
+    @property
+    def seed_here(self) -> int:
+        """A seed for this rank at this position, for what else is drawn there."""
+        text = f"{self._seed} {self.epoch} {self.position} {self._rank}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
     def advance(self, steps: int = 1) -> None:
         """Counts steps as consumed. All ranks call it between a step and the save of its state."""

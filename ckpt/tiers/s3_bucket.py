@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt.errors import CorruptError
 from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_client import S3Options, broke_off, connections, make_client, telling
+from ckpt.tiers.s3_client import S3Options, broke_off, connections, has_checksums, make_client, telling
 from ckpt.tiers.throttle import Throttle
 
 PART_BYTES = 16 << 20  # each connection holds one part in memory
@@ -56,10 +56,13 @@ class Bucket:
         self._put_parts(key, pieces, size, part_bytes)
 
     def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
+        with_sums = has_checksums(self._client)
         with telling(self._url(key)):
-            upload = self._client.create_multipart_upload(
-                Bucket=self._name, Key=key, ChecksumAlgorithm="CRC32", **self._options.encryption
-            )["UploadId"]
+            algorithm = {"ChecksumAlgorithm": "CRC32"} if with_sums else {}
+            answer = self._client.create_multipart_upload(
+                Bucket=self._name, Key=key, **algorithm, **self._options.encryption
+            )
+            upload = self._given(answer, "UploadId", key)
 
         bodies: list[bytearray] = []  # buffers of earlier parts: reusing memory costs less than allocating it
 
@@ -70,11 +73,12 @@ class Bucket:
                 body = bodies.pop() if nbytes == part_bytes else bytearray(nbytes)
             except IndexError:
                 body = bytearray(nbytes)
-            sum32 = _crc32_header(cut(pieces, start, body))
+            cut(pieces, start, body)
+            sum32 = {"ChecksumCRC32": _crc32_header(body)} if with_sums else {}
             self._throttle.take(nbytes)
             with telling(f"{self._url(key)} part {number}"):
                 answer = self._client.upload_part(
-                    Bucket=self._name, Key=key, UploadId=upload, PartNumber=number, Body=body, ChecksumCRC32=sum32
+                    Bucket=self._name, Key=key, UploadId=upload, PartNumber=number, Body=body, **sum32
                 )
             bodies.append(body)
             sums = {name: answer[name] for name in ("ETag", "ChecksumCRC32") if name in answer}
@@ -130,28 +134,30 @@ class Bucket:
         while True:
             left -= 1
             answer = self._client.get_object(Bucket=self._name, Key=key, **arguments)
-            if answer["ContentLength"] > max_bytes:
-                answer["Body"].close()
-                raise CorruptError(f"{self._url(key)}: {answer['ContentLength']} bytes, expected at most {max_bytes}")
+            body, nbytes = answer["Body"], answer.get("ContentLength", 0)
             try:
-                return bytes(answer["Body"].read())
+                if nbytes <= max_bytes:
+                    # An answer in chunks does not say how long it is.
+                    data = bytes(body.read() if "ContentLength" in answer else body.read(max_bytes + 1))
+                    if (nbytes := len(data)) <= max_bytes:
+                        return data
             except Exception as error:
-                answer["Body"].close()
+                body.close()
                 if left <= 0 or not broke_off(error):
                     raise
                 log.info("%s: %s; requesting it again", self._url(key), " ".join(str(error).split()))
+                continue
+            body.close()
+            raise CorruptError(f"{self._url(key)}: {nbytes} bytes, expected at most {max_bytes}")
 
     def exists(self, key: str) -> bool:
         """Whether the server says that the object exists. Errors are raised."""
         try:
-            self._head(key)
+            with telling(self._url(key)):
+                self._client.head_object(Bucket=self._name, Key=key)
         except FileNotFoundError:
             return False
         return True
-
-    def _head(self, key: str) -> int:
-        with telling(self._url(key)):
-            return int(self._client.head_object(Bucket=self._name, Key=key)["ContentLength"])
 
     def anything(self, prefix: str) -> bool:
         """Whether any key has this prefix."""
@@ -172,7 +178,10 @@ class Bucket:
         return [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", [])]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. Missing objects are ignored."""
+        """Delete objects. Missing objects are ignored. A request for many objects must have a checksum."""
+        if not has_checksums(self._client):
+            in_parallel(self._delete_one, keys, connections())
+            return
         for first in range(0, len(keys), _DELETE_KEYS):
             batch = keys[first : first + _DELETE_KEYS]
             with telling(self._url(batch[0])):
@@ -181,6 +190,10 @@ class Bucket:
                 )
             for error in answer.get("Errors", []):
                 raise OSError(f"{self._url(error.get('Key', '?'))}: {error.get('Code')} {error.get('Message')}")
+
+    def _delete_one(self, key: str) -> None:
+        with suppress(FileNotFoundError), telling(self._url(key)):
+            self._client.delete_object(Bucket=self._name, Key=key)
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
         """The incomplete multipart uploads, as (key, upload id)."""
@@ -198,6 +211,12 @@ class Bucket:
     def _pages(self, operation: str, prefix: str, **arguments: str) -> Iterator[dict[str, Any]]:
         with telling(self._url(prefix)):
             yield from self._client.get_paginator(operation).paginate(Bucket=self._name, Prefix=prefix, **arguments)
+
+    def _given(self, answer: dict[str, Any], name: str, key: str) -> str:
+        """A field that S3 always gives. Something before a server may answer in its place, for example a proxy."""
+        if not answer.get(name):
+            raise OSError(f"{self._url(key)}: the server's answer has no {name}; is endpoint_url that of an S3 server?")
+        return str(answer[name])
 
     def _url(self, key: str) -> str:
         return f"{self.scheme}://{self._name}/{key}"

@@ -20,6 +20,8 @@ _REFUSED = {
     "NoSuchBucket", "401", "403", "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken",
     "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch",
 }  # fmt: skip
+_UNSUPPORTED = {"InvalidArgument", "InvalidRequest", "NotImplemented", "MalformedTrailerError"}
+_REDIRECTED = "the server redirects every request (status 301, 302 or 307); correct endpoint_url and region"
 _ABSENT = {"404", "NoSuchKey", "NotFound", "NoSuchUpload"}  # not NoSuchBucket, which is a configuration error
 
 
@@ -62,6 +64,7 @@ def telling(where: str) -> Iterator[None]:
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
+            HTTPClientError,
             NoCredentialsError,
             NoRegionError,
             PartialCredentialsError,
@@ -82,9 +85,17 @@ def telling(where: str) -> Iterator[None]:
         if code in _REFUSED:
             advice = "create it, or correct the URL" if code == "NoSuchBucket" else "look at the credentials' rights"
             raise AccessError(f"{where}: {text:.300}; {advice}") from None
+        if code in _UNSUPPORTED and "checksum" in text.lower():
+            text = f"{text:.200}; set AWS_REQUEST_CHECKSUM_CALCULATION=when_required for servers without checksums"
         raise OSError(f"{where}: {text:.300}") from None
     except (NoCredentialsError, PartialCredentialsError, NoRegionError, ProfileNotFound) as error:
         raise AccessError(f"{where}: {' '.join(str(error).split()):.300}") from None
+    except RecursionError:  # botocore asks where the bucket is at each redirect, and is redirected again
+        raise OSError(f"{where}: {_REDIRECTED}") from None
+    except HTTPClientError as error:
+        inner = error.kwargs.get("error")
+        text = _REDIRECTED if isinstance(inner, RecursionError) else f"{error} {type(inner).__name__}"
+        raise OSError(f"{where}: {' '.join(text.split()):.300}") from None
     except (BotoCoreError, HTTPError) as error:  # urllib3's: botocore does not translate a TLS failure within a body
         raise OSError(f"{where}: {' '.join(str(error).split()):.300}") from None
 
@@ -123,10 +134,21 @@ def make_client(options: S3Options) -> Any:
             response_checksum_validation="when_required",  # of whole objects; Holdfast verifies every block itself
         )
         session = boto3.session.Session(botocore_session=core)
-        client = session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        try:
+            client = session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+        except ValueError as error:  # for example of AWS_ENDPOINT_URL
+            raise ConfigError(f"s3: {error}; expected an endpoint that begins with http:// or https://") from None
         if options.bucket_owner is not None:
             client.meta.events.register("provide-client-params.s3", _expecting(options.bucket_owner))
         return client
+
+
+def has_checksums(client: Any) -> bool:
+    """Whether requests have checksums of their bodies; AWS_REQUEST_CHECKSUM_CALCULATION=when_required turns them off.
+
+    Some servers refuse them. Holdfast verifies every block that it reads with its own checksums.
+    """
+    return bool(client.meta.config.request_checksum_calculation != "when_required")
 
 
 def _expecting(owner: str) -> Any:

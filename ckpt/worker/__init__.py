@@ -5,6 +5,7 @@ save/       copies live state to a slot
 load/       fills live state from a saved step
 standalone/ agents that the script starts itself, without a launcher
 dcp         a storage writer and a storage reader for torch.distributed.checkpoint
+dcp_objects the objects in its steps, as JSON or as a planner has serialised them
 descent     the line of descent that the saves continue
 boundaries  the steps that are saved, and the step boundary at which all ranks stop
 loaded      the modules that a script has loaded by its second step boundary

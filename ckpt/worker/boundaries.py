@@ -54,12 +54,19 @@ class Cadence:
         self._is_named = False  # whether the call that passed the last boundary named its step
         self._ignored_gate = 0
         self.stopping = False
+        self._saved: int | None = None
 
     def should_save(self, step: int) -> bool:
-        """Whether to save this step: a configured cadence is due, or all ranks stop here."""
+        """Whether to save this step: a configured cadence is due, or all ranks stop here; and it has not been saved."""
         self._pass_boundary(step)
+        if step == self._saved:
+            return False
         auto = (self._auto_steps,) if self._auto_steps else ()
         return self.stopping or any(step % every == 0 for every in (*self._every_steps, *auto))
+
+    def saved(self, step: int | None) -> None:
+        """The script has saved a step, or loaded one, after which it may save any."""
+        self._saved = step
 
     def should_stop(self, step: int) -> bool:
         self._pass_boundary(step)

@@ -2,8 +2,8 @@
 Checkpointer.save.
 
 DCP plans which rank writes which part of the state. The parts of a rank are its shard. Objects other than tensors are
-stored as JSON, not pickled. No metadata file is stored: the reader builds DCP's metadata from the layouts of all
-shards. So the world size may change between save and load.
+stored as JSON, not pickled, unless the planner serialises them itself. No metadata file is stored: the reader builds
+DCP's metadata from the layouts of all shards. So the world size may change between save and load.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ from ckpt.format.boxes import Box
 from ckpt.format.json_values import decode, encode, tag_of
 from ckpt.format.layout import Chunk
 from ckpt.format.shard_record import ShardRecord
+from ckpt.worker.dcp_objects import Serialised, decode_object, encode_object
 from ckpt.worker.engine import ChosenStep, Engine
 from ckpt.worker.lazy_torch import is_dtensor
 from ckpt.worker.load.match import DCP
 from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import Read, SavedStep
+from ckpt.worker.load.shared_memory import Target
 from ckpt.worker.placement import Piece, parts_of
 from ckpt.worker.tensors import DTENSOR, check_target, check_tensor, torch_dtype, waited
 
@@ -99,7 +101,7 @@ class DcpWriter(StorageWriter):
         objects, pieces, results = [], [], []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                node = _object(item, planner)
+                node = encode_object(item, planner)
                 objects.append([item.index.fqn, node])
                 size_bytes = len(str(node))
             else:
@@ -169,14 +171,17 @@ class DcpReader(StorageReader):
         tensors: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _pickled_in_memory(decode(objects[item.storage_index.fqn])))
+                planner.load_bytes(item, _in_memory(decode_object(objects[item.storage_index.fqn])))
             else:
                 check_one_box(planner, item.dest_index.fqn)
                 target = waited(planner.resolve_tensor(item)).detach()
                 check_target(target, (item.dest_index.fqn,))
-                reads += stored.part({DTENSOR: item.storage_index.fqn}, _wanted(item), target)
+                node, box = {DTENSOR: item.storage_index.fqn}, _wanted(item)
+                reads += stored.part(node, box, target)
+                stored.targets.append(Target(data=target, node=node, box=box, path=(item.dest_index.fqn,)))
                 tensors.append((item, target))
         with torch.no_grad():
+            stored.check_targets()
             self._saved.read(reads)
         for item, target in tensors:
             planner.commit_tensor(item, target)
@@ -211,15 +216,6 @@ def check_one_box(planner: SavePlanner | LoadPlanner, fqn: str) -> None:
         )
 
 
-def _object(item: WriteItem, planner: SavePlanner) -> Any:
-    lookup = getattr(planner, "lookup_object", None)
-    if lookup is None:
-        raise StateError(
-            f"{type(planner).__name__} has no lookup_object(); use a planner derived from DefaultSavePlanner"
-        )
-    return encode(lookup(item.index), (item.index.fqn,))
-
-
 def _piece(item: WriteItem, data: torch.Tensor) -> Piece:
     check_tensor(data, (item.index.fqn,))
     if item.tensor_data is None:
@@ -250,8 +246,11 @@ def _wanted(item: ReadItem) -> Box:
     return Box(tuple(a + b for a, b in zip(origin, item.storage_offsets, strict=True)), tuple(item.lengths))
 
 
-def _pickled_in_memory(value: Any) -> io.BytesIO:
-    """The pickled object that DCP's planners expect. It is pickled here in memory, never read from storage."""
+def _in_memory(value: Any) -> io.BytesIO:
+    """What the planner that saved it has serialised; else the pickled object that torch's planners expect. That is
+    pickled here in memory, never read from storage."""
+    if isinstance(value, Serialised):
+        return io.BytesIO(value)
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)

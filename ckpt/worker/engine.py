@@ -143,7 +143,7 @@ class Engine:
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
         started = time.monotonic()
-        restoration = Restoration(state, self.rank, strict=strict)
+        restoration = Restoration(state, self.rank, self.place.world_size, strict=strict)
         session = self.connect(restoration.wants if step is None else None)
         self._stager.hold_back()
         loaded = None
@@ -153,6 +153,7 @@ class Engine:
             restoration.fill(saved)
             seconds = time.monotonic() - started
             session.loaded(saved, seconds)
+            self._may_save_again()
             loaded = saved.step
             self._only_loaded = saved
             if self.rank == 0:
@@ -164,6 +165,10 @@ class Engine:
         with contextlib.suppress(StateError):  # save() raises it
             session.prepare(self._stager.plan(take_apart(state, self._world)))
         return loaded
+
+    def _may_save_again(self) -> None:
+        if self._cadence is not None:
+            self._cadence.saved(None)
 
     def _number_of_step(self, step: int | str) -> int:
         if isinstance(step, str):
@@ -200,6 +205,7 @@ class Engine:
         session = self.connect()
         session.loaded(saved, seconds)
         session.map_slots()
+        self._may_save_again()
 
     # save
 
@@ -278,6 +284,8 @@ class Engine:
             step, nbytes, stage, tokens=self._stager.tokens, flush=asked.flush or stopping, metrics=asked.metrics,
             since_s=asked.since_s,
         )  # fmt: skip
+        if self._cadence is not None:
+            self._cadence.saved(step)
 
     # step boundaries
 

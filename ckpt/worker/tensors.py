@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,7 @@ def is_stateful(value: Any) -> bool:
 def check_tensor(value: Any, path: Path) -> None:
     """Raises StateError for tensors and arrays that have no data, or whose bytes alone do not define their values."""
     if in_use() and type(value) in _plain_types():
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
+        if (kind := _odd_kind(value)) is not None:
             raise StateError(f"{name_of(path)}: a {kind} tensor, expected a strided one with data")
     elif is_dtensor(value):
         for placement in value.placements:
@@ -55,8 +55,30 @@ def check_tensor(value: Any, path: Path) -> None:
         check_tensor(waited(value._local_tensor), path)
     elif is_tensor(value):
         raise unsupported(value, path)
-    elif type(value) not in (np.ndarray, np.memmap) or value.dtype.name not in _ARRAY_DTYPES:
+    elif type(value) not in (np.ndarray, np.memmap):
+        raise StateError(
+            f"{name_of(path)}: a {type(value).__name__}, a subclass of NumPy's array, expected a plain array; save its "
+            "parts as arrays, such as the data and the mask of a masked array"
+        )
+    elif value.dtype.name not in _ARRAY_DTYPES:
         raise StateError(f"{name_of(path)}: a NumPy array of dtype {value.dtype}, expected numbers or booleans")
+
+
+def has_plain_data(value: Any) -> bool:
+    """Whether a tensor is strided, with data at an address."""
+    plain = value._local_tensor if is_dtensor(value) else value
+    return type(plain) in _plain_types() and _odd_kind(plain) is None
+
+
+def _odd_kind(value: torch.Tensor) -> str | None:
+    """What a tensor of torch's own type is, if it is no strided tensor with data."""
+    if value.is_nested:
+        return "nested"
+    if value.is_meta:
+        return "meta"
+    if value.is_quantized:
+        return "quantized"
+    return None if value.layout is torch.strided else str(value.layout)
 
 
 @functools.cache
@@ -69,8 +91,21 @@ def check_target(value: Any, path: Path) -> None:
     element."""
     check_tensor(value, path)
     local = local_part(value)
-    if is_tensor(local) and any(s == 0 and n > 1 for s, n in zip(local.stride(), local.shape, strict=True)):
-        raise StateError(f"{name_of(path)}: an expanded tensor, whose elements share memory; clone() it before load()")
+    strides, unit = (local.stride(), 1) if is_tensor(local) else (local.strides, local.itemsize)
+    if _is_folded(strides, local.shape, unit) and (is_tensor(local) or local.flags.writeable):
+        kind = "an expanded or unfolded tensor" if is_tensor(local) else "a view of an array"
+        copy = "clone()" if is_tensor(local) else "copy()"
+        raise StateError(f"{name_of(path)}: {kind}, whose elements share memory; {copy} it before load()")
+
+
+def _is_folded(strides: Sequence[int], shape: Sequence[int], unit: int) -> bool:
+    """Whether elements may share memory: a step along one dimension lies within the reach of smaller steps."""
+    reach = unit
+    for stride, n in sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False
 
 
 def waited(value: Any) -> Any:

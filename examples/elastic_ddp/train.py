@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
+from holdfast import Checkpointer, ElasticLoader, ElasticSampler, RngState, batch_plan
 
 
 class StandardLibrary(Dataset):
@@ -88,7 +88,7 @@ def main() -> None:
     model = Model(args.width, args.layers, args.context).to(device)
     trained = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.recipe.get("lr", args.lr) * plan.lr_factor)
-    state = {"model": model, "optimizer": optimizer, "data": loader}
+    state = {"model": model, "optimizer": optimizer, "data": loader, "rng": RngState()}
     if dist.get_rank() == 0:
         print(f"{plan.world_size} ranks, each {plan.accumulation} micro-batches of {plan.micro_batch}", flush=True)
 

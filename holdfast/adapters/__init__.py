@@ -4,7 +4,6 @@
     lightning      Trainer(...).fit(module, loader): Lightning's Trainer
     deepspeed      engine_state(engine): an engine with ZeRO stage 1 or 2
 
-    rng            Rng(): the states of all random number generators
     parts          what adapters share
 
 An adapter restores what an undisturbed run would have at that step: weights, optimizer, schedules, random numbers, the

@@ -3,7 +3,7 @@
     from holdfast.adapters.deepspeed import engine_state
 
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    state = {"engine": engine_state(engine), "rng": Rng(), "data": loader}
+    state = {"engine": engine_state(engine), "rng": RngState(), "data": loader}
     with Checkpointer.from_env() as ckpt:
         step = ckpt.load(state) or 0
 

@@ -37,7 +37,7 @@ from torchmetrics import Metric
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError
 from holdfast.adapters.parts import AroundBatches, Values, end_script, warn_if_untried
-from holdfast.adapters.rng import RngState
+from holdfast.rng import RngMoment
 
 __all__ = ["Trainer"]
 
@@ -164,8 +164,8 @@ class _Fit:
         self.dumps = False  # the checkpoint of Lightning is without weights and optimizers
         self._ckpt = ckpt
         self._saved: dict[str, Any] | None = None  # what was loaded, until the first batch
-        self._rng: RngState | None = None  # for the first batch
-        self._epoch_rng: RngState | None = None  # as the epoch's samples were about to be drawn
+        self._rng: RngMoment | None = None  # for the first batch
+        self._epoch_rng: RngMoment | None = None  # as the epoch's samples were about to be drawn
         self._has_begun = False
         self._step = -1
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
@@ -220,10 +220,10 @@ class _Fit:
             done = self._saved["batches"]
             # Lightning does so later, when processes that read ahead have begun with the order of epoch 0
             _set_sampler_epoch(loader, self.trainer.fit_loop.epoch_progress.current.processed)
-            rng = RngState.of(self._saved["rng"])
-            (RngState.of(self._saved["epoch_rng"]) if done else rng).restore()
+            rng = RngMoment.of(self._saved["rng"])
+            (RngMoment.of(self._saved["epoch_rng"]) if done else rng).restore()
             self._rng = rng if done else None
-        self._epoch_rng = RngState.now()
+        self._epoch_rng = RngMoment.now()
         if has_position or isinstance(batches, _ResumedBatches):
             return
         before_first = self.restore_rng if getattr(loader, "num_workers", 0) == 0 else lambda: None
@@ -244,7 +244,7 @@ class _Fit:
 
     def _begin_data(self) -> None:
         if self._has_begun:  # the first time, Lightning has drawn the samples already
-            self._epoch_rng = RngState.now()
+            self._epoch_rng = RngMoment.now()
 
     def _begin_batches(self) -> None:
         """The last call before the first batch: from here on, nothing tells the run from an undisturbed one."""
@@ -311,7 +311,7 @@ class _Fit:
             "batches": batches,
             "world_size": trainer.world_size,
             "accumulation": trainer.accumulate_grad_batches,
-            "rng": RngState.now().values(),
+            "rng": RngMoment.now().values(),
             "epoch_rng": self._epoch_rng.values() if self._epoch_rng and batches else None,
             "logged": {
                 name: dict(getattr(connector, name))

@@ -31,7 +31,7 @@ from transformers.trainer_callback import ExportableState
 from ckpt import Checkpointer
 from ckpt.errors import ConfigError, StateError
 from holdfast.adapters.parts import AroundBatches, Values, end_script, warn_if_untried
-from holdfast.adapters.rng import RngState
+from holdfast.rng import RngMoment
 
 __all__ = ["holdfast"]
 
@@ -100,10 +100,10 @@ class _Run:
     epoch_began: int = 0  # the step after which this epoch began
     steps_per_epoch: int = 0
     step: int = -1  # the step whose end was seen last
-    rng: RngState | None = None  # of the step that is restored
-    epoch_rng: RngState | None = None  # as the epoch began, before its samples were drawn
-    fetch_rng: RngState | None = None  # before this process read the batch that follows the newest step
-    due: dict[int, RngState] = dataclasses.field(default_factory=dict)  # by number of a batch in the epoch
+    rng: RngMoment | None = None  # of the step that is restored
+    epoch_rng: RngMoment | None = None  # as the epoch began, before its samples were drawn
+    fetch_rng: RngMoment | None = None  # before this process read the batch that follows the newest step
+    due: dict[int, RngMoment] = dataclasses.field(default_factory=dict)  # by number of a batch in the epoch
     history: list[str] = dataclasses.field(default_factory=list)  # entries of the log history, as JSON
 
 
@@ -167,13 +167,13 @@ class _HoldfastTrainer(Trainer):
         if saved is not None:
             _begin_epoch(loader, run.epoch)  # transformers reaches no sampler behind the batches that it skips
             if saved["steps_in_epoch"]:
-                RngState.of(saved["epoch_rng"]).restore()
+                RngMoment.of(saved["epoch_rng"]).restore()
                 first = saved["steps_in_epoch"] * self.args.gradient_accumulation_steps
                 if here and saved["fetch_rng"]:
-                    run.due, run.rng = {first: RngState.of(saved["fetch_rng"]), first + 1: run.rng}, None
+                    run.due, run.rng = {first: RngMoment.of(saved["fetch_rng"]), first + 1: run.rng}, None
             else:
                 run.rng.restore()
-        run.epoch_rng, run.fetch_rng = RngState.now(), None
+        run.epoch_rng, run.fetch_rng = RngMoment.now(), None
         if here and not isinstance(sampler, _WatchedBatches):
             _WatchedBatches(sampler, self._before_batch).take_place(loader.base_dataloader)
         super()._run_epoch(*args, **keys)
@@ -193,7 +193,7 @@ class _HoldfastTrainer(Trainer):
         """
         if (state := self._hf.due.pop(number, None)) is not None:
             state.restore()
-        self._hf.fetch_rng = RngState.now(self._hf.fetch_rng)
+        self._hf.fetch_rng = RngMoment.now(self._hf.fetch_rng)
 
     def _put_counters(self) -> dict[str, Any] | None:
         """Restores what transformers sets to zero as training begins. Returns what was saved, the first time."""
@@ -260,7 +260,7 @@ class _HoldfastTrainer(Trainer):
         run = self._hf
 
         def put(values: dict[str, Any]) -> None:
-            run.saved, run.rng = values, RngState.of(values["rng"])
+            run.saved, run.rng = values, RngMoment.of(values["rng"])
 
         state = {
             "model": self.model_wrapped,  # not `model`: DDP's parameters are stored once, not once for each rank
@@ -291,7 +291,7 @@ class _HoldfastTrainer(Trainer):
             "initial_tokens": getattr(self, "_initial_num_input_tokens_seen", 0),
             "flos": self.current_flos,
             "trained_s": time.time() - run.started,
-            "rng": RngState.now().values(),
+            "rng": RngMoment.now().values(),
             "epoch_rng": run.epoch_rng.values() if run.epoch_rng and steps_in_epoch else None,
             "fetch_rng": run.fetch_rng.values() if run.fetch_rng and steps_in_epoch else None,
             "callbacks": [[type(one).__name__, json.dumps(one.state())] for one in self._exportable()],

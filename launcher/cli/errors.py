@@ -38,7 +38,8 @@ class Complaints:
             return self._print(str(error), error.exit_code)
         if isinstance(error, LifecycleError | SlurmError | CheckpointError):
             return self._print(str(error), 1)
-        return self._print("interrupted", 130) if type(error).__name__ == "Abort" else None
+        is_interrupt = type(error).__name__ == "Abort" and not isinstance(error.__cause__, EOFError)
+        return self._print("interrupted", 130) if is_interrupt else None
 
     def _usage(self, error: BaseException) -> int:
         context = getattr(error, "ctx", None)

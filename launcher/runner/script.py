@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -61,6 +62,9 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
     if task["command"]:
         _become([*task["command"], *task["args"]])
     leave_signals_to_the_rank()
+    if port := os.environ.get("MASTER_PORT"):
+        # Spawned processes import it by this name. Modules of the script may have the names of the other packages.
+        import_module("holdfast.own_rendezvous").serve_other_ports(int(port))
     answer_stack_requests()
     script, module = task["script"], task["module"]
     sys.argv = [script or module, *task["args"]]

@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from witness import UNDER_HOLDFAST, Sums, digest, end, saw
 
-from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
-from holdfast.adapters.rng import Rng
+from holdfast import Checkpointer, ElasticLoader, ElasticSampler, RngState, batch_plan
 
 STEPS = 35
 
@@ -26,8 +25,8 @@ def main() -> None:
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 2 * STEPS)
     model, optimizer, schedule = accelerator.prepare(net, adam, cosine)
     sampler = ElasticSampler(Sums(), plan, seed=1)
-    loader = ElasticLoader(DataLoader(Sums(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
-    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader, "rng": Rng()}
+    loader = ElasticLoader(DataLoader(Sums(), plan.micro_batch, sampler=sampler))
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule, "data": loader, "rng": RngState()}
 
     def train(step: int, ckpt: Checkpointer | None) -> None:
         for ids, x, y in loader.endless():

@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from witness import UNDER_HOLDFAST, Sums, digest, end, saw
 
-from holdfast import Checkpointer, ElasticLoader, ElasticSampler, batch_plan
+from holdfast import Checkpointer, ElasticLoader, ElasticSampler, RngState, batch_plan
 from holdfast.adapters.deepspeed import engine_state
-from holdfast.adapters.rng import Rng
 
 STEPS = 35
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled for minutes
@@ -37,7 +36,7 @@ def main() -> None:
     engine, optimizer, _, schedule = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     sampler = ElasticSampler(Sums(), plan, seed=1)
     loader = ElasticLoader(DataLoader(Sums(), plan.micro_batch, sampler=sampler, generator=torch.Generator()))
-    state = {"engine": engine_state(engine), "data": loader, "rng": Rng()}
+    state = {"engine": engine_state(engine), "data": loader, "rng": RngState()}
     kind = torch.float16 if fp16 else torch.float32
 
     def train(step: int, ckpt: Checkpointer | None) -> None:

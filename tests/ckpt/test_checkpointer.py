@@ -591,3 +591,14 @@ def test_the_log_tells_of_every_save_and_tier_and_adds_no_handler(node: Node, ca
 def test_no_speed_is_told_of_a_time_too_short_to_measure() -> None:
     assert rate(1 << 30, 4e-5) == "1073741824 bytes in under 1 ms"
     assert rate(5_000_000, 0.25) == "5000000 bytes in 0.250 s, 20 MB/s"
+
+
+def test_a_step_that_is_saved_is_not_due_again_until_another_state_is_loaded(node: Node) -> None:
+    with node.start() as ckpt:
+        for step in (10, 20):
+            assert ckpt.should_save(step)
+            ckpt.save(step, {"x": step})
+            assert not ckpt.should_save(step) and not ckpt.should_stop(step)
+        assert ckpt.should_save(30)
+        assert ckpt.load(state := {"x": 0}) == 20 and state == {"x": 20}
+        assert ckpt.should_save(20)

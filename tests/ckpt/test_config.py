@@ -115,6 +115,13 @@ def test_defaults() -> None:
         ({"namespace": "x", "s3": {"url": "s3://my_bucket/x"}}, "checkpoint.s3.url"),
         ({"namespace": "x", "s3": {"url": "s3://bkt", "bucket_owner": 123456789012}}, "12 digits, in quotes"),
         ({"namespace": "x", "s3": {"url": "gs://bkt", "bucket_owner": "123456789012"}}, "has no effect for gs://bkt"),
+        *(
+            (
+                {"namespace": "x", "s3": {"url": "s3://bkt", "endpoint_url": url}},
+                "s3.endpoint_url: .*http:// or https://",
+            )
+            for url in ("minio:9000", "minio", "//minio:9000", "http:/minio", "https://", "ftp://minio", "http://a b")
+        ),
         ({"namespace": "x", "s3": {"url": "s3://bkt", "path_style": "yes"}}, "got 'yes', expected a valid boolean"),
         ([], r"checkpoint: got \[\], expected a mapping of plain values"),
     ],

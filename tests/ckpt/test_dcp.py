@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import time
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from s3_kit import s3_server
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -26,9 +28,12 @@ from world_kit import World, needs_torch_2_7
 
 from ckpt import Checkpointer
 from ckpt.config import CheckpointConfig
+from ckpt.convert.dcp_safetensors import export_dcp
+from ckpt.convert.full_step import read_stored
 from ckpt.errors import CheckpointError, StateError
 from ckpt.format.layout import Chunk
 from ckpt.format.shard_record import read_record
+from ckpt.tiers.posix import SharedTier
 from ckpt.worker.dcp import tensor_metadata
 from ckpt.worker.engine import Engine
 
@@ -266,6 +271,65 @@ def test_without_a_process_group_it_is_one_process(alone: Node) -> None:
             ckpt.load({"x": state["x"]})
         with pytest.raises(StateError, match="works in its own process only; call "):
             pickle.dumps(ckpt.dcp_writer(3))
+
+
+class OwnSave(DefaultSavePlanner):
+    """Leaves bytes as they are, as the planners of Megatron's dist_checkpointing do."""
+
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        return object if isinstance(object, io.BytesIO) else super().transform_object(write_item, object)
+
+
+class OwnLoad(DefaultLoadPlanner):
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        if read_item.dest_index.fqn == "own":
+            self.original_state_dict["own"] = value.read()
+        else:
+            super().load_bytes(read_item, value)
+
+
+NO_PICKLE = b"\x00\xff of the planner's own"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_a_planner_has_serialised_itself_comes_back_as_those_bytes(tmp_path: Path) -> None:
+    node = Node(tmp_path, shared={"path": str(tmp_path / "shared"), "every_steps": 1, "keep": 9})
+    try:
+        with node.start() as ckpt:
+            saved = {"x": torch.arange(3), "own": io.BytesIO(NO_PICKLE), "note": {"n": 5}}
+            dcp.save(saved, storage_writer=ckpt.dcp_writer(1, flush=True), planner=OwnSave())
+        state = {"x": torch.zeros(3, dtype=torch.int64), "own": io.BytesIO(), "note": {"n": 0}}
+        with node.start() as ckpt:
+            dcp.load(state, storage_reader=ckpt.dcp_reader(), planner=OwnLoad())
+            assert ckpt.read().state["own"] == NO_PICKLE
+        assert state["own"] == NO_PICKLE and state["note"] == {"n": 5} and state["x"].tolist() == [0, 1, 2]
+        tier = SharedTier(tmp_path / "shared", "ns")
+        export_dcp(read_stored(tier, tier.steps()[0]), tmp_path / "out")
+        state = {"x": torch.zeros(3, dtype=torch.int64), "own": io.BytesIO(), "note": {"n": 0}}
+        dcp.load(state, checkpoint_id=tmp_path / "out", planner=OwnLoad())
+        assert state["own"] == NO_PICKLE and state["note"] == {"n": 5}
+    finally:
+        node.stop()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_bytes_that_torchs_planner_serialises_come_back_as_an_object(alone: Node) -> None:
+    with alone.start() as ckpt:
+        dcp.save({"file": io.BytesIO(NO_PICKLE)}, storage_writer=ckpt.dcp_writer(1))
+    state = {"file": io.BytesIO()}
+    with alone.start() as ckpt:
+        dcp.load(state, storage_reader=ckpt.dcp_reader())
+    assert state["file"].getvalue() == NO_PICKLE
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_two_keys_of_one_tensor_do_not_take_two_values(alone: Node) -> None:
+    with alone.start() as ckpt:
+        dcp.save({"a": torch.ones(3), "b": torch.zeros(3)}, storage_writer=ckpt.dcp_writer(1))
+    same = torch.full((3,), 7.0)
+    with alone.start() as ckpt, pytest.raises(CheckpointException) as caught:
+        dcp.load({"a": same, "b": same}, storage_reader=ckpt.dcp_reader())
+    assert "share memory in the live state" in str(caught.value.failures[0][0]) and same.tolist() == [7.0] * 3
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

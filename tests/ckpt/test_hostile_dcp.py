@@ -53,7 +53,7 @@ def imported(source: Path) -> Printed:
 def refused(source: Path) -> str:
     """The one line of an import that fails."""
     result = imported(source)
-    assert result.exit_code in (1, 2) and len(result.messages) == 1, result.output
+    assert result.exit_code == 2 and len(result.messages) == 1, result.output
     assert ckpt("ls", source.parent / "shared").stdout.count("\n") <= 1
     return result.messages[0]
 
@@ -111,7 +111,30 @@ def test_what_is_no_regular_file_is_not_opened(source: Path, kind: str, file: st
 def test_wrong_metadata_are_one_line(source: Path, change: Callable[[Metadata], object]) -> None:
     edit(source, change)
     if (result := imported(source)).exit_code:
-        assert len(result.messages) == 1 and result.exit_code in (1, 2), result.output
+        assert len(result.messages) == 1 and result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(None, id="missing"),
+        pytest.param(slice(0), id="empty"),
+        pytest.param(slice(100), id="cut off"),
+        pytest.param(slice(None, None, -1), id="reversed"),
+    ],
+)
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+def test_a_damaged_file_is_named_and_the_source_is_kept(source: Path, file: str, kept: slice | None) -> None:
+    damaged = source / file
+    data = damaged.read_bytes()
+    damaged.unlink()
+    if kept is not None:
+        damaged.write_bytes(data[kept])
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    message = refused(source)
+    assert str(source) in message and "interrupted" not in message
+    assert file in message or kept == slice(None, None, -1)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
 @pytest.mark.parametrize("where", ["metadata", "object"])

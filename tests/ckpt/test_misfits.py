@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,84 @@ def test_an_expanded_tensor_is_saved_and_is_no_target(node: Node) -> None:
         ckpt.save(1, {"a": torch.ones(2), "x": torch.ones(1, 3).expand(2, 3)})
     state = {"a": torch.zeros(2), "x": torch.zeros(1, 3).expand(2, 3)}
     with node.start() as ckpt:
-        with pytest.raises(StateError, match=r"state\['x'\]: an expanded tensor, whose elements share memory; clone"):
+        with pytest.raises(StateError, match=r"an expanded or unfolded tensor, whose elements share memory; clone"):
             ckpt.load(state)
         assert not state["a"].any()
         state["x"] = state["x"].clone()
         assert ckpt.load(state) == 1 and state["x"].all()
+
+
+def folded(kind: str) -> Any:
+    if kind == "array":
+        return np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (3, 2), (4, 4))
+    return torch.zeros(4).unfold(0, 2, 1)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_view_whose_elements_share_memory_is_no_target(node: Node, kind: str) -> None:
+    table = torch.arange(6.0).view(3, 2)
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": table.numpy() if kind == "array" else table})
+    live = {"x": folded(kind)}
+    with node.start() as ckpt, pytest.raises(StateError, match=r"state\['x'\]: .*whose elements share memory; \w+\(\)"):
+        ckpt.load(live)
+    assert not live["x"].any()
+
+
+@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[:, 1:], lambda x: x[::2], lambda x: x[None].squeeze()])
+def test_views_whose_elements_lie_apart_are_targets(node: Node, view: Any) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"x": view(torch.arange(12.0).view(3, 4))})
+    live = {"x": view(torch.zeros(3, 4))}
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 1
+    assert torch.equal(live["x"], view(torch.arange(12.0).view(3, 4)))
+
+
+def pair(kind: str, *, tied: bool, value: float = 0.0) -> dict[str, Any]:
+    """Two values of a state, which share memory if they are tied."""
+    if kind == "buffer and view":
+        buffer = torch.full((8,), value)
+        return {"a": buffer, "b": buffer[2:5] if tied else torch.full((3,), value)}
+    one = np.full(4, value) if kind == "arrays" else torch.full((4,), value)
+    return {"a": one, "b": one if tied else one + 1}
+
+
+KINDS = ["tensors", "arrays", "buffer and view"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_keys_of_one_tensor_do_not_take_two_values(node: Node, kind: str) -> None:
+    saved = pair(kind, tied=False, value=1.0)
+    saved["b"] += 1
+    with node.start() as ckpt:
+        ckpt.save(1, saved)
+    live = pair(kind, tied=True)
+    message = r"state\['a'\] and state\['b'\]: share memory in the live state, and were saved with different values"
+    with node.start() as ckpt:
+        with pytest.raises(StateError, match=message):
+            ckpt.load(live)
+        assert not live["a"].any()
+        assert ckpt.load({"b": live["b"]}, strict=False) == 1 and (live["b"] == saved["b"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_keys_of_one_tensor_take_the_value_of_both(node: Node, kind: str) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, pair(kind, tied=True, value=float("nan")))
+    live = pair(kind, tied=True)
+    with node.start() as ckpt:
+        assert ckpt.load(live) == 1
+    assert np.isnan(np.asarray(live["a"])).all()
+
+
+def test_columns_of_one_matrix_take_values_of_their_own(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"q": torch.ones(3, 2), "k": torch.full((3, 2), 2.0)})
+    both = torch.zeros(3, 4)
+    with node.start() as ckpt:
+        assert ckpt.load({"q": both[:, :2], "k": both[:, 2:]}) == 1
+    assert both.tolist() == [[1, 1, 2, 2]] * 3
 
 
 def test_a_tensor_that_torch_refuses_to_fill_leaves_a_state_that_is_said_to_be_overwritten_in_part(node: Node) -> None:
@@ -148,6 +222,12 @@ def test_an_object_that_refuses_its_state_is_a_state_error(node: Node) -> None:
         ckpt.load({"optimizer": optimizer(1)})
 
 
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: they are a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def looped() -> dict[str, Any]:
     state: dict[str, Any] = {}
     state["self"] = state
@@ -161,7 +241,9 @@ def looped() -> dict[str, Any]:
         ({"net": {"kind": torch.nn.Linear}}, r"state\['net'\]\['kind'\]: cannot store the class torch.nn.*Linear;"),
         ({"s": torch.zeros(3).to_sparse()}, r"state\['s'\]: a torch.sparse_coo tensor"),
         ({"m": torch.zeros(3, device="meta")}, r"a meta tensor"),
+        ({"net": {"n": nested()}}, r"\['n'\]: a nested tensor"),
         ({"o": np.array([object()])}, r"NumPy array of dtype object"),
+        ({"o": np.ma.array([1, 2], mask=[0, 1])}, r"\['o'\]: a MaskedArray, a subclass of NumPy's array"),
         ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
         (looped(), r"nested too deeply"),
         ([torch.zeros(1)], r"got a list, expected a dict"),
@@ -173,3 +255,39 @@ def test_a_state_that_cannot_be_stored_is_refused_by_name(node: Node, state: Any
             ckpt.save(1, state)
         ckpt.save(2, {"x": torch.zeros(1)})
         assert ckpt.failed_saves == 0
+
+
+class Idle:
+    """An object that has nothing to save yet."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+        self.loaded: list[Any] = []
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded.append(state)
+
+
+def test_an_object_whose_state_is_none_has_nothing_to_save_and_is_not_loaded(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"idle": Idle(), "x": torch.ones(1)})
+    state: dict[str, Any] = {"idle": Idle(), "x": torch.zeros(1)}
+    with node.start() as ckpt:
+        assert ckpt.read().state["idle"] is None
+        assert (
+            ckpt.load({"idle": state["idle"], "x": state["x"]}) == 1 and not state["idle"].loaded and state["x"].all()
+        )
+        with pytest.raises(StateError, match="returned a int, expected a dict, or None for nothing to save"):
+            ckpt.save(2, {"idle": Idle(3)})
+
+
+@pytest.mark.parametrize("live", [Idle(), Idle({"n": 0})])
+def test_an_object_without_a_state_of_its_own_takes_the_saved_one(node: Node, live: Idle) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, {"object": Idle({"n": 4})})
+    with node.start() as ckpt:
+        ckpt.load({"object": live})
+    assert live.loaded == [{"n": 4}]

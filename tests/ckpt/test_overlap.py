@@ -132,6 +132,40 @@ def training() -> tuple[dict[str, Any], torch.optim.Optimizer]:
     }, optimizer
 
 
+class OneForAll(torch.optim.SGD):
+    """Keeps a counter for all parameters at the top of its state, as MADGRAD does, a number, and a list of tensors."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.state["k"] = torch.zeros(1000)  # type: ignore[index]
+        self.state["calls"] = 7  # type: ignore[index]
+        self.state["past"] = {"all": [torch.zeros(1000)]}  # type: ignore[index]
+        self.state["sparse"] = torch.zeros(1000).to_sparse()  # type: ignore[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        found = super().state_dict()
+        found["state"].pop("sparse", None)
+        return found
+
+
+def test_what_an_optimizer_keeps_for_all_parameters_is_copied_beside_training(node: Node) -> None:
+    def state() -> dict[str, Any]:
+        return {"optimizer": OneForAll([torch.nn.Parameter(torch.zeros(1000))])}
+
+    saved = state()
+    saved["optimizer"].state["k"] += 5
+    saved["optimizer"].state["past"]["all"][0] += 6
+    ckpt, lane = start(node)
+    ckpt.save(1, saved)
+    ckpt.close()
+    assert lane.copied == [True, True] and ckpt.failed_saves == 0
+    found = state()
+    with node.start() as ckpt:
+        assert ckpt.load(found) == 1
+    kept = found["optimizer"].state
+    assert kept["k"].eq(5).all() and kept["past"]["all"][0].eq(6).all() and kept["calls"] == 7
+
+
 def restored(node: Node) -> tuple[int, dict[str, Any]]:
     state, _ = training()
     with node.start() as ckpt:

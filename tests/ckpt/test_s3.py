@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
@@ -341,3 +342,142 @@ def test_every_request_names_the_account_that_should_own_the_bucket() -> None:
             with pytest.raises(OSError):
                 call()
     assert len(asked) >= len(calls) and {owner for _, owner in asked} == {"123456789012"}
+
+
+def in_chunks(request: BaseHTTPRequestHandler, *, last: bytes = b"0\r\n\r\n") -> None:
+    """Without a Content-Length."""
+    request.protocol_version = "HTTP/1.1"
+    request.send_response(200)
+    request.send_header("Transfer-Encoding", "chunked")
+    request.end_headers()
+    request.wfile.write(b"5\r\nhello\r\n" + last)
+    request.close_connection = True
+
+
+def until_closed(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    request.wfile.write(b"hello")
+    request.close_connection = True
+
+
+@pytest.mark.parametrize("read", [read_whole, read_range])
+@pytest.mark.parametrize("answer", [in_chunks, until_closed])
+def test_an_answer_of_unknown_length_is_read_up_to_the_limit(read: Callable[[Bucket], bytes], answer: Answer) -> None:
+    with answering(answer) as options:
+        bucket = Bucket(BUCKET, options, Throttle(None))
+        assert read(bucket) == b"hello" and bucket.exists("key")
+        with pytest.raises(CorruptError, match=r"s3://bucket/key: 5 bytes, expected at most 4"):
+            bucket.get("key", max_bytes=4)
+
+
+def test_an_answer_in_chunks_that_breaks_off_is_asked_for_again() -> None:
+    answers = Answers(partial(in_chunks, last=b"5\r\nhe"), in_chunks)
+    with answering(answers) as options:
+        assert Bucket(BUCKET, options, Throttle(None)).get("key") == b"hello"
+    assert not answers.left
+
+
+@pytest.mark.parametrize("status", [301, 307])
+@pytest.mark.parametrize(
+    "call", [lambda bucket: bucket.directories(""), read_whole, lambda bucket: bucket.put("key", b"")]
+)
+def test_redirects_without_end_are_one_error(status: int, call: Callable[[Bucket], object]) -> None:
+    with answering(error(status, "PermanentRedirect")) as options, pytest.raises(OSError, match=str(status)) as caught:
+        call(Bucket(BUCKET, options, Throttle(None)))
+    assert str(caught.value).startswith("s3://bucket/") and "\n" not in str(caught.value)
+
+
+class NoChecksums:
+    """A server that refuses checksums, such as that of Backblaze B2 and older ones of Ceph."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, bytes] = {}
+        self.done: list[str] = []
+
+    def __call__(self, request: Any) -> None:
+        if any("checksum" in name.lower() for name in request.headers):
+            error(400, "InvalidArgument")(request) if request.command == "HEAD" else self._refuse(request)
+            return
+        query = parse_qs(urlsplit(request.path).query)
+        body = b""
+        if "partNumber" in query:
+            self.parts[query["partNumber"][0]] = bytes(request.body)
+        elif request.command == "POST" and "uploadId" not in query:
+            body = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+        else:
+            self.done.append(f"{request.command} {request.path.partition('?')[0]}")
+        request.send_response(200)
+        request.send_header("ETag", '"tag"')
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def _refuse(self, request: Any) -> None:
+        body = (
+            b"<Error><Code>InvalidArgument</Code><Message>Unsupported header 'x-amz-checksum-crc32'</Message></Error>"
+        )
+        request.send_response(400)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+
+def test_without_checksums_large_objects_and_deletions_have_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    data, server = bytes(range(256)) * (17 << 12), NoChecksums()
+    with answering(server) as options:
+        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket.put("small", b"1")
+        bucket.put_pieces("large", [(0, memoryview(data))])
+        bucket.delete(["a", "b"])
+    assert b"".join(server.parts[number] for number in sorted(server.parts)) == data
+    assert server.done[:2] == ["PUT /bucket/small", "POST /bucket/large"]
+    assert sorted(server.done[2:]) == ["DELETE /bucket/a", "DELETE /bucket/b"]
+
+
+def test_a_server_that_refuses_checksums_is_an_error_that_says_how_to_turn_them_off() -> None:
+    with answering(NoChecksums()) as options:
+        bucket = Bucket(BUCKET, options, Throttle(None))
+        for put in (lambda: bucket.put("k", b"1"), lambda: bucket.put_pieces("k", [(0, memoryview(bytes(17 << 20)))])):
+            with pytest.raises(OSError, match="set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"):
+                put()
+
+
+def test_an_answer_that_is_not_of_s3_is_an_error_that_names_what_is_missing() -> None:
+    with answering(hello) as options, pytest.raises(OSError, match="s3://bucket/key: "):
+        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+    with answering(until_closed_empty) as options, pytest.raises(OSError, match="answer has no UploadId"):
+        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+
+
+def until_closed_empty(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.send_header("Content-Length", "0")
+    request.end_headers()
+
+
+def test_an_error_within_a_successful_answer_fails_the_upload() -> None:
+    body = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+
+    def answer(request: Any) -> None:
+        if "uploadId" in request.path and request.command == "POST":
+            error(200, "InternalError")(request)
+            return
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    with answering(answer) as options, pytest.raises(OSError, match=r"s3://bucket/key: .*InternalError"):
+        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+
+
+def test_an_endpoint_of_the_environment_without_a_scheme_is_refused(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
+    with pytest.raises(
+        ConfigError, match=r"s3: .*minio:9000; expected an endpoint that begins with http:// or https://"
+    ):
+        Bucket(BUCKET, S3Options(region="us-east-1"), Throttle(None)).get("key")

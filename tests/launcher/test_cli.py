@@ -17,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from rich.console import Console
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.cli import main
+from launcher.cli.errors import Complaints
 from launcher.errors import LauncherError, UsageError
 from launcher.folder_watch import FolderWatch
 from launcher.history.status import JobStatus
@@ -718,3 +720,11 @@ def test_a_job_of_a_user_without_a_home_is_known_by_its_folder(
     assert f"not written (the user has no home directory): name the job by its folder, {job.folder}" in caplog.text
     assert known_jobs() == []
     assert json.loads(said(capsys, "status", "7", "--json"))["job"]["name"] == "gpt"
+
+
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (EOFError, None)])
+def test_only_an_interrupt_is_said_to_be_one(raised: type[BaseException], code: int | None) -> None:
+    """Click raises Abort for both. Torch raises EOFError for files that are cut off."""
+    abort = click.exceptions.Abort()
+    abort.__cause__ = raised()
+    assert Complaints([]).of(abort) == code

@@ -111,13 +111,15 @@ def stored_state(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str,
 
 def _of_dcp(saved: SavedStep, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The combined state of all ranks, because torch's planner stores a replica on only one of its ranks."""
+    from ckpt.worker.dcp_objects import decode_object  # imports torch
+
     tensors = TensorReads(saved, rank, everywhere=True)
     flat: dict[str, Any] = {}
     mappings: dict[str, Any] = {}
     for record in saved.records(rank):
         content = record.layout.tree[DCP]
         mappings = decode(content["mappings"]) | mappings
-        flat = {name: decode(node) for name, node in content["objects"]} | flat
+        flat = {name: decode_object(node) for name, node in content["objects"]} | flat
         for chunk in record.layout.chunks:
             if chunk.key not in flat:
                 flat[chunk.key] = StoredTensor(tensors, saved, {DTENSOR: chunk.key})

@@ -19,6 +19,7 @@ import numpy as np
 from ckpt.errors import CheckpointError, StateError
 from ckpt.format.json_values import Path, container, decode, items_of, like, name_of, sequence_of, tag_of
 from ckpt.worker.lazy_torch import is_module, is_optimizer, no_grad, torch
+from ckpt.worker.load.per_rank import Worlds
 from ckpt.worker.load.read_plan import TensorReads
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TAGS, TENSOR, check_target, is_stateful, tag_of_live, waited
@@ -34,7 +35,7 @@ class Restoration:
     state_dict() may be a collective, and not every rank prefetches.
     """
 
-    def __init__(self, state: dict[str, Any], rank: int, *, strict: bool = True) -> None:
+    def __init__(self, state: dict[str, Any], rank: int, world_size: int, *, strict: bool = True) -> None:
         """
         Args:
             state: built as for save(), with tensors of the same shapes.
@@ -42,6 +43,7 @@ class Restoration:
         """
         self._state = state
         self._rank = rank
+        self._world_size = world_size
         self._strict = strict
         self._given: dict[Path, Any] = {}  # the results of state_dict(), by path
 
@@ -61,6 +63,8 @@ class Restoration:
         """
         try:
             tensors, finish = self._match(saved)
+            with no_grad():
+                tensors.check_targets()
         except StateError as error:
             if saved.save is None or not (whose := saved.save.line.whose):
                 raise
@@ -82,14 +86,16 @@ class Restoration:
                 f"step {saved.step} was saved through dcp_writer(): load it with torch.distributed.checkpoint.load "
                 "and storage_reader=dcp_reader()"
             )
-        return tensors, _Match(tensors, self._strict, self._given).mapping(self._state, tree, ())
+        worlds = Worlds(saved=saved.world_size, live=self._world_size, state=self._state)
+        return tensors, _Match(tensors, worlds, self._strict, self._given).mapping(self._state, tree, ())
 
 
 class _Match:
     """Walks the live state and the saved tree together. Each method returns a function to call after the reads."""
 
-    def __init__(self, tensors: TensorReads, strict: bool, given: dict[Path, Any]) -> None:
+    def __init__(self, tensors: TensorReads, worlds: Worlds, strict: bool, given: dict[Path, Any]) -> None:
         self.tensors = tensors
+        self.worlds = worlds
         self.strict = strict
         self.given = given
 
@@ -147,6 +153,8 @@ class _Match:
         if path not in self.given:
             self.given[path] = live.state_dict()
         inner, state = node[STATE], self.given[path]
+        if inner is None:  # state_dict() gave nothing to save
+            return lambda: live
         if is_module(live):
             finish = self.mapping(state, inner, path, self._of_module)
         elif is_optimizer(live):
@@ -166,6 +174,7 @@ class _Match:
         parameters = [parameter for group in live.param_groups for parameter in group["params"]]
         entries = dict(items_of(node) or {})
         saved_states = items_of(entries.pop("state", {})) or {}
+        self.worlds.check_optimizer(parameters, {key: self._shapes(item) for key, item in saved_states.items()}, path)
         live_states = state.get("state", {})
         others = {key: self._free(state.get(key), item, (*path, key), None) for key, item in entries.items()}
         states = {}
@@ -178,6 +187,11 @@ class _Match:
             return {**result, "state": {index: value() for index, value in states.items()}}
 
         return finish
+
+    def _shapes(self, node: Any) -> list[tuple[int, ...]]:
+        """The shapes of the plain tensors that an optimizer has kept for one parameter."""
+        items = (items_of(node) or {}).values()
+        return [self.tensors.kind(item)[0] for item in items if tag_of(item) == TENSOR]
 
     def _free(self, live: Any, node: Any, path: Path, like: torch.Tensor | None) -> Finish:
         """Builds the saved value, with live tensors where they fit.

@@ -14,6 +14,7 @@ from ckpt.format.boxes import Box, cover
 from ckpt.format.json_values import Path, name_of, tag_of
 from ckpt.format.layout import Chunk
 from ckpt.worker.load.shard_reader import Read, SavedStep
+from ckpt.worker.load.shared_memory import Target, refuse_lost_values
 from ckpt.worker.placement import is_elsewhere, parts_of
 from ckpt.worker.tensors import DTENSOR, check_array_dtype, chunk_box, dtype_name, flat_bytes, local_part, torch_dtype
 
@@ -30,6 +31,7 @@ class TensorReads:
         self.source = source
         self._everywhere = everywhere
         self.reads: list[Read] = []
+        self.targets: list[Target] = []
         self._saved = saved
         self._chunks: dict[int, dict[str, list[Chunk]]] = {}  # by rank and key
 
@@ -52,14 +54,24 @@ class TensorReads:
             live = live if live.flags.writeable else np.array(live)
         local = local_part(live)
         for part in parts_of(live, path):
-            self._plan(node, part.box, local[part.index], path)
+            target = local[part.index]
+            self._plan(node, part.box, target, path)
+            self.targets.append(Target(data=target, node=node, box=part.box, path=path))
         return live
 
     def part(self, node: Any, box: Box, target: Any) -> list[Read]:
         """The reads that fill a target with a box of a saved tensor or array."""
-        self.reads = []
+        planned, self.reads = self.reads, []
         self._plan(node, box, target, (node[tag_of(node) or ""],))
-        return self.reads
+        found, self.reads = self.reads, planned
+        return found
+
+    def check_targets(self) -> None:
+        """Raises StateError if targets share memory and were saved with different values. Reads only these."""
+        refuse_lost_values(self.targets, self._read_beside)
+
+    def _read_beside(self, target: Target, into: Any) -> None:
+        self._saved.read(self.part(target.node, target.box, into))
 
     def _plan(self, node: Any, wanted: Box, target: Any, path: Path) -> None:
         offers = (

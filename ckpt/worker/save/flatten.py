@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,18 @@ from ckpt.format.rank_grid import Spread
 from ckpt.worker.lazy_torch import is_dtensor, is_module, is_optimizer, is_tensor
 from ckpt.worker.placement import Group, Piece, parts_of, replicas_of, spread_of
 from ckpt.worker.save.replicas import Proofs, World
-from ckpt.worker.tensors import ARRAY, DTENSOR, STATE, TENSOR, Local, check_tensor, is_stateful, local_part, waited
+from ckpt.worker.tensors import (
+    ARRAY,
+    DTENSOR,
+    STATE,
+    TENSOR,
+    Local,
+    check_tensor,
+    has_plain_data,
+    is_stateful,
+    local_part,
+    waited,
+)
 
 
 class Leaf(NamedTuple):
@@ -48,9 +59,9 @@ class FlatState:
         state."""
         found = set()
         for optimizer in self.optimizers:
-            kept = [value for state in optimizer.state.values() for value in state.values()]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            found |= {place_of(value) for value in (*kept, *parameters) if is_tensor(value)}
+            values = (*_tensors_in(optimizer.state), *parameters)
+            found |= {place_of(value) for value in values if has_plain_data(value)}
         return found
 
     def pieces(self) -> Iterator[Piece]:
@@ -104,8 +115,13 @@ class _Walk:
             return self._array(value, path)
         if is_stateful(value):
             inner = value.state_dict()
+            if inner is None:  # nothing to save
+                return {STATE: None}
             if not isinstance(inner, dict):
-                raise StateError(f"{name_of(path)}: state_dict() returned a {type(inner).__name__}, expected a dict")
+                raise StateError(
+                    f"{name_of(path)}: state_dict() returned a {type(inner).__name__}, expected a dict, or None for "
+                    "nothing to save"
+                )
             self._prove(value, inner, path)
             return {STATE: encode(inner, path, self.extend)}
         raise unsupported(value, path)
@@ -153,6 +169,18 @@ def key_of(path: Path) -> str:
     if "~" in key or key.count("/") >= len(path):
         return "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
     return key
+
+
+def _tensors_in(state: Any) -> Iterator[Any]:
+    """The tensors that an optimizer keeps, at any depth: some keep one for all parameters at the top of `state`."""
+    if is_tensor(state):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, (list, tuple, deque)):
+        for value in state:
+            yield from _tensors_in(value)
 
 
 def place_of(tensor: Any) -> tuple[int, int]:

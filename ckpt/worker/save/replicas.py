@@ -68,7 +68,7 @@ class Proofs:
     def __init__(self, state: Any, world: World) -> None:
         self._groups: dict[int, Group] = {}  # by id of a parameter
         if world.world_size > 1 and world.is_torchs:
-            for module in _modules(state, set()):
+            for module in modules_in(state):
                 self._learn(module)
 
     def of_module(self, module: torch.nn.Module) -> Iterator[tuple[tuple[Any, ...], torch.Tensor, Group]]:
@@ -176,11 +176,12 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer | None:
     return None
 
 
-def _modules(value: Any, seen: set[int]) -> Iterator[torch.nn.Module]:
+def modules_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.nn.Module]:
     """All modules in a state, without their submodules."""
+    seen = set() if seen is None else seen
     if is_module(value):
         yield value
     elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
         seen.add(id(value))
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _modules(item, seen)
+            yield from modules_in(item, seen)

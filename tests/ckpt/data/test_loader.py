@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainer_kit import Node
 
 from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
 from ckpt.errors import ConfigError, StateError
+from holdfast import RngState
 
 
 def one_loader(samples: int = 24, global_batch: int = 6, micro_batch: int = 3) -> ElasticLoader:
@@ -125,3 +127,73 @@ def test_a_stateful_data_loader_is_saved_as_a_whole(node: Node) -> None:
         assert ckpt.load({"data": again}) == 2
     assert [batch.tolist() for batch in again] == expected[2:]
     assert again.sampler.position == 12
+
+
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples with noise of torch's generator, as a random transform has."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)]) + torch.rand(1)
+
+
+def train(node: Node, kind: Any, total: int) -> torch.Tensor:
+    """The short form of the guide, with dropout. Returns the weights."""
+    torch.manual_seed(3)
+    random.seed(3)
+    plan = batch_plan(6, 1, max_micro_batch=3, env={})
+    sampler = ElasticSampler(24, plan, rank=0, seed=1)
+    loader = ElasticLoader(kind(Noisy(), plan.micro_batch, sampler=sampler))
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer, "data": loader, "rng": RngState()}
+    with node.start() as ckpt:
+        step = ckpt.load(state) or 0
+        for batch in loader.endless():
+            (model(batch).square().mean() * random.random() / plan.accumulation).backward()
+            if not loader.ends_step:
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            ckpt.save(step, state)
+            if step == total:
+                break
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("stop", [3, 4])
+def test_a_restart_ends_with_the_weights_of_a_run_without_one(tmp_path: Path, kind: Any, stop: int) -> None:
+    """Within an epoch of 4 steps, and at its end. Reading the data in this process draws from its generators too."""
+    for name in ("whole", "restarted"):
+        (tmp_path / name).mkdir()
+    whole, restarted = Node(tmp_path / "whole"), Node(tmp_path / "restarted")
+    try:
+        expected = train(whole, kind, 6)
+        begun = train(restarted, kind, stop)
+        assert not torch.equal(begun, expected)
+        assert torch.equal(train(restarted, kind, 6), expected)
+    finally:
+        whole.stop()
+        restarted.stop()
+
+
+def test_an_iteration_draws_nothing_from_the_global_generator() -> None:
+    plan = batch_plan(6, 1, max_micro_batch=3, env={})
+
+    def loader(rank: int = 0, **options: Any) -> DataLoader[Any]:
+        return DataLoader(Numbers(24), 3, sampler=ElasticSampler(24, plan, rank=rank, seed=1), **options)
+
+    plain = loader()
+    before = torch.get_rng_state()
+    first = next(iter(ElasticLoader(plain)))
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = plain.generator.get_state()
+    again = loader()
+    assert torch.equal(next(iter(ElasticLoader(again))), first)
+    assert torch.equal(again.generator.get_state(), drawn)  # the same seed for the workers at the same position
+    given = torch.Generator()
+    assert ElasticLoader(loader(generator=given)).loader.generator is given

@@ -12,7 +12,7 @@ import torch
 _WORDS_BYTES = 624 * 4 + 4  # MT19937: its words and the number of those that are used
 
 
-class RngState(NamedTuple):
+class RngMoment(NamedTuple):
     """One moment of all generators."""
 
     python: Any
@@ -23,7 +23,7 @@ class RngState(NamedTuple):
     numpy_words: bytes | None = None  # NumPy's state as it lies in memory
 
     @classmethod
-    def now(cls, last: RngState | None = None) -> RngState:
+    def now(cls, last: RngMoment | None = None) -> RngMoment:
         """This moment.
 
         Args:
@@ -41,7 +41,7 @@ class RngState(NamedTuple):
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
-        if self.cuda is not None:
+        if self.cuda is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(self.cuda)
 
     def values(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class RngState(NamedTuple):
         return {"python": python, "numpy": self.numpy, "torch": self.torch, "cuda": self.cuda}
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> RngState:
+    def of(cls, values: dict[str, Any]) -> RngMoment:
         """The moment of stored values."""
         python = values["python"]
         words = tuple(int(word) for word in python["words"])
@@ -66,11 +66,17 @@ def _numpy_words() -> bytes | None:
     return ctypes.string_at(generator.ctypes.state_address, _WORDS_BYTES)
 
 
-class Rng:
-    """The generators of this process as a part of a Checkpointer's state: `state = {..., "rng": Rng()}`."""
+class RngState:
+    """The random number generators of this process, as a part of a Checkpointer's state.
+
+        state = {"model": model, "optimizer": optimizer, "data": loader, "rng": RngState()}
+
+    Python's, NumPy's default one, torch's, and that of the current GPU. They belong to one rank: rank r loads those of
+    saved rank r, or of r modulo the saved world size.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        return RngState.now().values()
+        return RngMoment.now().values()
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        RngState.of(values).restore()
+        RngMoment.of(values).restore()
