@@ -99,7 +99,7 @@ TO_RUNNER = Way("agent", "runner", {
     "stop_agreed": message("All ranks stop at this boundary.", boundary=int),
     "commit": message('A step has reached a tier, "memory" included.', tier=str, step=int, bytes=int, seconds=float),
     "problem": message(
-        "A failure that does not stop training. `failed`: the tier that the save will not reach.",
+        "A failure that does not stop training, or a waste. `failed`: the tier that the save will not reach.",
         what=str, detail=str, step=int | None, failed=str | None, optional="step failed"),
     "restore_plan": message("The step that is restored, and the ranks of each source of shards.",
         step=int, attempt_of_step=int | None, tier=str, namespace=str, skipped=list, left=list, sources=dict,
@@ -142,6 +142,10 @@ TO_NODE = Way("leader", "node", {
         save=SaveId, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
         save=SaveId, tiers=list, nbytes=int, seconds=float, deadline="answer_s"),
+    "large_tensors": message(
+        "Requests the large tensors of a committed save that all ranks of the node store: rows of key, bytes and a "
+        "digest. Null: the shards are gone.",
+        save=SaveId, deadline="answer_s", answer="rows"),
     "drop": message("Drops a save, with the reason.",
         step=int, reason=str, replicas_differ=bool, deadline="answer_s"),
     "verify_parity": message("Verifies the node's parity.",
