@@ -2,7 +2,8 @@
 Checkpointer.save.
 
 DCP plans which rank writes which part of the state. The parts of a rank are its shard. Objects other than tensors are
-stored as JSON, not pickled. No metadata file is stored: the reader builds DCP's metadata from the layouts of all
+stored as JSON, not pickled. A planner may give bytes that it has made of an object (Megatron's does); these are stored
+and given back as they are. No metadata file is stored: the reader builds DCP's metadata from the layouts of all
 shards. So the world size may change between save and load.
 """
 
@@ -92,10 +93,14 @@ class DcpWriter(StorageWriter):
         Raises:
             StateError: an object cannot be stored as JSON. The message names its key.
         """
-        objects, pieces, results = [], [], []
+        objects, packed, pieces, results = [], [], [], []
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                node = _object(item, planner)
+                value = _object(item, planner)
+                if isinstance(value, io.BytesIO) and planner.resolve_data(item) is value:
+                    packed.append(item.index.fqn)
+                    value = value.getvalue()
+                node = encode(value, (item.index.fqn,))
                 objects.append([item.index.fqn, node])
                 size_bytes = len(str(node))
             else:
@@ -105,7 +110,7 @@ class DcpWriter(StorageWriter):
                 size_bytes = piece.data.numel() * piece.data.element_size()
             results.append(WriteResult(index=item.index, size_in_bytes=size_bytes, storage_data=None))
         mappings = encode(plan.planner_data or {}, ("planner_data",))
-        tree = {DCP: {"objects": objects, "mappings": mappings}}
+        tree = {DCP: {"objects": objects, "mappings": mappings} | ({"packed": packed} if packed else {})}
         self._engine.save_pieces(self._step, pieces, tree, flush=self._flush)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
@@ -160,12 +165,16 @@ class DcpReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the tensors of this rank's plan from the shards of all ranks that have parts of them."""
         stored = TensorReads(self._saved, self._engine.rank % self._saved.world_size, everywhere=True)
-        objects = {fqn: node for record in self._records() for fqn, node in self._content(record)["objects"]}
+        contents = [self._content(record) for record in self._records()]
+        objects = {fqn: node for content in contents for fqn, node in content["objects"]}
+        packed = {fqn for content in contents for fqn in content.get("packed", ())}
         reads: list[Read] = []
         tensors: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _pickled_in_memory(decode(objects[item.storage_index.fqn])))
+                fqn = item.storage_index.fqn
+                value = decode(objects[fqn])
+                planner.load_bytes(item, io.BytesIO(value) if fqn in packed else _pickled_in_memory(value))
             else:
                 check_one_box(planner, item.dest_index.fqn)
                 target = waited(planner.resolve_tensor(item)).detach()
@@ -213,7 +222,7 @@ def _object(item: WriteItem, planner: SavePlanner) -> Any:
         raise StateError(
             f"{type(planner).__name__} has no lookup_object(); use a planner derived from DefaultSavePlanner"
         )
-    return encode(lookup(item.index), (item.index.fqn,))
+    return lookup(item.index)
 
 
 def _piece(item: WriteItem, data: torch.Tensor) -> Piece:
