@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -89,22 +90,26 @@ def test_nothing_is_said_about_other_tensors(made: Any) -> None:
 def test_agents_report_it_once_in_a_run(tmp_path: Path) -> None:
     whole = os.urandom(MIB) * (BIG // MIB)
 
-    async def attempt(number: int, *steps: int) -> list[dict[str, Any]]:
-        async with World(tmp_path, ["a", "b"], number, config()) as world:
-            await world.plan()
+    async def attempt(number: int, *steps: int, generation: int = 0) -> list[dict[str, Any]]:
+        async with World(tmp_path, ["a", "b"], number, config(), generation=generation) as world:
+            if generation:
+                await asyncio.gather(*(worker.request("rejoin", generation=0) for worker in world.workers))
+            else:
+                await world.plan()
             for slot, step in enumerate(steps):
                 for worker in world.workers:
                     worker.save(step, slot, whole)
                 for worker in world.workers:
                     await worker.event("committed", step=step)
-            if number == 0:
+            if number == generation == 0:
                 await world.monitors[0].event("problem", what="every rank stores equal tensors", step=steps[0])
             return [event for monitor in world.monitors for event in monitor.seen("problem")]
 
     async def test() -> None:
         (reported,) = await attempt(0, 10, 20)
         assert "'x'" in reported["detail"] and str(BIG) in reported["detail"]
-        assert await attempt(1, 30, 40) == []
+        assert await attempt(0, 30, generation=1) == []
+        assert await attempt(1, 40, 50) == []
 
     run(test)
 

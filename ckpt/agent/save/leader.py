@@ -193,10 +193,11 @@ class SaveLeader(Part):
     def _compare_once(self, save: SaveId) -> None:
         """After the run's first save, in the background: reports large tensors that are equal and stored by each rank.
 
-        A later attempt of the run saves what has been compared.
+        A later attempt of the run, and agents that replace lost ones, save what has been compared.
         """
         plan = self._restored()
-        if self._has_compared or (plan is not None and plan.save is not None and plan.save.run_id == save.run_id):
+        continues = plan is not None and plan.save is not None and plan.save.run_id == save.run_id
+        if self._has_compared or self._place.generation or continues:
             return
         self._has_compared = True
         if self._place.world_size > 1:
