@@ -10,6 +10,7 @@ smaller.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -114,6 +116,52 @@ def lightning(steps: int, with_holdfast: bool) -> list[float]:
     return module.model.began
 
 
+def torchtitan(steps: int, with_holdfast: bool) -> list[float]:
+    from torchtitan.components import checkpointer as theirs
+
+    from holdfast.adapters import torchtitan as ours
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kind = ours.CheckpointManager if with_holdfast else theirs.CheckpointManager
+    with mock.patch.object(Checkpointer, "from_env", checkpointer):
+        manager = kind.Config(enable=True, interval=NEVER, keep_latest_k=0).build(
+            dataloader=None, model_parts=[model], optimizers=optimizer, lr_schedulers=None, states={}, sd_adapter=None,
+            base_folder=tempfile.gettempdir(),
+        )  # fmt: skip
+    for step in range(1, steps + 1):
+        _train(model, optimizer)
+        manager.maybe_wait_for_staging()
+        manager.save(step)
+    manager.close()
+    return model.began
+
+
+def loop(steps: int, with_holdfast: bool) -> list[float]:
+    """A loop of one's own, as with Megatron-core, DeepSpeed and accelerate."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if not with_holdfast:
+        for _ in range(steps):
+            _train(model, optimizer)
+        return model.began
+    state = {"model": model, "optimizer": optimizer}
+    with checkpointer() as ckpt:
+        for step in range(1, steps + 1):
+            _train(model, optimizer)
+            if ckpt.should_save(step):
+                ckpt.save(step, state)
+            if ckpt.should_stop(step):
+                break
+    return model.began
+
+
+def _train(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(4, 16), torch.zeros(4, 1))["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def measure(run: Run, steps: int, rounds: int) -> tuple[float, float]:
     """Microseconds of a bare step, and of what the adapter adds to it. Medians of the rounds."""
 
@@ -123,6 +171,9 @@ def measure(run: Run, steps: int, rounds: int) -> tuple[float, float]:
 
     found = [(step_s(False), step_s(True)) for _ in range(rounds)]
     return 1e6 * statistics.median(row[0] for row in found), 1e6 * statistics.median(row[1] - row[0] for row in found)
+
+
+RUNS: dict[str, Run] = {"transformers": transformers, "lightning": lightning, "torchtitan": torchtitan, "loop": loop}
 
 
 def main() -> None:
@@ -135,7 +186,10 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     print(f"{'framework':14}{'bare step':>12}{'adapter':>12}   share of a step of 20 ms")
-    for name, run in (("transformers", transformers), ("lightning", lightning)):
+    for name, run in RUNS.items():
+        if name != "loop" and importlib.util.find_spec(name) is None:
+            print(f"{name:14}    not installed")
+            continue
         bare, own = measure(run, args.steps, args.rounds)
         forget()
         print(f"{name:14}{bare:>9.0f} us{own:>9.0f} us   {own / 20_000:.2%}", flush=True)

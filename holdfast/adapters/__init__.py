@@ -3,6 +3,8 @@
     transformers   holdfast(trainer).train(): transformers' Trainer and its subclasses
     lightning      Trainer(...).fit(module, loader): Lightning's Trainer
     deepspeed      engine_state(engine): an engine with ZeRO stage 1 or 2
+    torchtitan     CheckpointManager.Config(enable=True): torchtitan's Trainer
+    megatron       ShardedState(ckpt), LocalCheckpointManager(ckpt): Megatron-core's two ways to save
 
     parts          what adapters share
 

@@ -418,3 +418,26 @@ def test_the_metadata_of_thousands_of_ranks_is_built_in_linear_time() -> None:
     found = tensor_metadata(chunks)
     assert [tuple(chunk.offsets) for chunk in found["w"].chunks] == boxes and found["w"].size == (4 * ranks, 64)
     assert time.process_time() - started_s < 10, "a comparison of all pairs takes a minute or more"
+
+
+class Packing(dcp.DefaultSavePlanner):
+    """As Megatron's planner: its objects are bytes already, which torch.load reads."""
+
+    def transform_object(self, write_item: Any, object: Any) -> Any:
+        return object
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_objects_that_a_planner_has_packed_itself_come_back_as_it_packed_them(alone: Node) -> None:
+    packed, plain = io.BytesIO(), io.BytesIO(b"plain")
+    torch.save([{"opaque": range}], packed)
+    with alone.start() as ckpt:
+        planner = Packing(flatten_state_dict=False)
+        dcp.save({"packed": packed}, storage_writer=ckpt.dcp_writer(1), planner=planner)
+        dcp.save({"plain": plain}, storage_writer=ckpt.dcp_writer(2))
+        state: dict[str, Any] = {"packed": None}
+        dcp.load(state, storage_reader=ckpt.dcp_reader(1))
+        assert state["packed"] == [{"opaque": range}]
+        assert ckpt.read(1).state["packed"] == packed.getvalue()
+        dcp.load(state := {"plain": io.BytesIO()}, storage_reader=ckpt.dcp_reader(2))
+        assert state["plain"].getvalue() == b"plain"

@@ -92,6 +92,54 @@ def test_a_worker_has_every_variable_that_torchrun_sets(tmp_path: Path, monkeypa
         assert not [name for name in found["environment"] if name.startswith("SUBMITIT_")]
 
 
+ABOUT = """
+import json, os, sys
+facts = {"cwd": os.getcwd(), "stdin": sys.stdin.read(), "environment": dict(os.environ)}
+with open(os.environ["WHERE"] + "/0.json", "w") as file:
+    json.dump(facts, file)
+print("printed")
+"""
+
+
+def test_a_worker_runs_where_its_runner_does_with_an_empty_stdin_and_its_files_beside_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = tmp_path / "where"
+    where.mkdir()
+    monkeypatch.chdir(where)
+    script = tmp_path / "about.py"
+    script.write_text(ABOUT)
+    variables = {"WHERE": str(tmp_path), "OMP_NUM_THREADS": "3"}
+    ((*_, end),) = ends(task(tmp_path, script=str(script), env=variables))
+    found = shown(tmp_path, 0)
+    assert end["ok"] and (found["cwd"], found["stdin"]) == (str(where), "")
+    assert found["environment"]["OMP_NUM_THREADS"] == "3" and found["environment"]["ROLE_NAME"] == "worker"
+    assert Path(found["environment"]["TORCHELASTIC_ERROR_FILE"]).parent == tmp_path
+    assert (tmp_path / "rank-0.log").read_text() == "printed\n"
+
+
+ONE_FAILS = """
+import os, signal, sys, time
+from pathlib import Path
+other = Path(os.environ["WHERE"], "pid")
+if os.environ["RANK"] == "0":
+    other.with_suffix(".new").write_text(str(os.getpid()))
+    other.with_suffix(".new").rename(other)
+    signal.pause()
+while not other.exists():
+    time.sleep(0.01)
+sys.exit(5)
+"""
+
+
+def test_the_other_ranks_of_one_that_fails_are_killed(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(ONE_FAILS)
+    ((*_, end),) = ends(task(tmp_path, workers=2, script=str(script)))
+    assert not end["ok"] and (end["failures"][0]["rank"], end["failures"][0]["exit_code"]) == (1, 5)
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
 def test_an_attempt_is_a_restart_of_one_run(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW + "sys.exit(3)")

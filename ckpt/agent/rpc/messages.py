@@ -108,7 +108,7 @@ TO_RUNNER = Way("agent", "runner", {
         "rank since the commit before it; only of memory.",
         tier=str, step=int, bytes=int, seconds=float, stall_s=float, optional="stall_s"),
     "problem": message(
-        "A failure that does not stop training. `failed`: the tier that the save will not reach.",
+        "A failure that does not stop training, or a waste. `failed`: the tier that the save will not reach.",
         what=str, detail=str, step=int | None, failed=str | None, optional="step failed"),
     "restore_plan": message("The step that is restored, and the ranks of each source of shards.",
         step=int, attempt_of_step=int | None, tier=str, namespace=str, skipped=list, left=list, sources=dict,
@@ -161,6 +161,10 @@ TO_NODE = Way("leader", "node", {
         save=SaveId, deadline="protect_s"),
     "commit_save": message("Commits a save that all nodes have protected. `tiers`: where it is flushed to.",
         save=SaveId, tiers=list, nbytes=int, seconds=float, stall_s=float, deadline="answer_s"),
+    "large_tensors": message(
+        "Requests the large tensors of a committed save that all ranks of the node store: rows of key, bytes and a "
+        "digest. Null: the shards are gone.",
+        save=SaveId, deadline="answer_s", answer="rows"),
     "drop": message("Drops a save of a line, with the reason.",
         step=int, descent=dict, reason=str, replicas_differ=bool, deadline="answer_s"),
     "verify_parity": message("Verifies the node's parity.",

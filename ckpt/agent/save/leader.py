@@ -19,6 +19,7 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
+from ckpt.agent.save.alike import compare
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.lasting import Given, merged_metrics
@@ -73,6 +74,7 @@ class SaveLeader(Part):
         self._line: Line | None = None  # the newest one that some node has saved to
         self._reported = ""  # the line that was reported last
         self._unequal: set[str] = set()  # metrics whose differences were reported
+        self._has_compared = False  # what all ranks store
         self._gathering: dict[int, Gathering] = {}
         self._committed = -1
         self._dropped_up_to = -1  # a rank without an agent dropped its saves up to this step
@@ -202,6 +204,7 @@ class SaveLeader(Part):
         await self._try_all("commit not heard by every node", "commit_save", **fields, stall_s=stall_s)
         self._report_line(save_id)
         self._cadence.committed(save_id, seconds, stall_s)
+        self._compare_once(save_id)
         log.info("step %d committed: %d bytes on %d nodes in %.3f s", save.step, nbytes, len(save.nodes), seconds)
         if tiers:
             self._tasks.start(self._flush.lead(save_id, nbytes, tiers))
@@ -229,6 +232,27 @@ class SaveLeader(Part):
         if plan.save is None or line.id != plan.save.line.id:
             origin = line.ancestors[0][1] if line.ancestors else None
             self._listener.to_monitors("line", step=save.step, origin=origin, newest=plan.newest, line=line.id)
+
+    def _compare_once(self, save: SaveId) -> None:
+        """After the run's first save, in the background: reports large tensors that are equal and stored by each rank.
+
+        A later attempt of the run, and agents that replace lost ones, save what has been compared.
+        """
+        plan = self._restored()
+        continues = plan is not None and plan.save is not None and plan.save.run_id == save.run_id
+        if self._has_compared or self._place.generation or continues:
+            return
+        self._has_compared = True
+        if self._place.world_size > 1:
+            self._tasks.start(self._compare(save))
+
+    async def _compare(self, save: SaveId) -> None:
+        answers = await self._try_all("large tensors are not compared", "large_tensors", save=save)
+        rows = [answer["rows"] for answer in answers]
+        if not rows or None in rows:
+            self._has_compared = False  # the shards are gone already: at the next save
+        elif (alike := compare(rows)) is not None:
+            self._listener.problem("every rank stores equal tensors", alike.message, save.step)
 
     def _overdue(self, step: int) -> None:
         save = self._gathering[step]

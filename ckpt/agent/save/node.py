@@ -20,6 +20,7 @@ from ckpt.agent.restore.plan import Placement
 from ckpt.agent.rpc.messages import OF_WORKER, check
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
+from ckpt.agent.save.alike import rows_of
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
@@ -331,6 +332,13 @@ class SaveNode(Part):
             await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")
         self._tidy()
         await self._tell_waiters()
+
+    async def _on_large_tensors(self, source: int, save: SaveId) -> dict[str, Any]:
+        found = [self._memory_store.find(save, rank) for rank in self._context.ranks(self._place.node_rank)]
+        if not all(found):
+            return {"rows": None}
+        records = [self._memory_store.record(names[0]) for names in found]
+        return {"rows": await asyncio.to_thread(rows_of, records)}
 
     def _tidy(self) -> None:
         local_ranks = range(self._place.ranks_per_node)
