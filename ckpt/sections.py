@@ -99,10 +99,11 @@ class NvmeSection(TierSection):
     """Checkpoints on each node's own disk."""
 
     path: str = _key(
-        "A directory on every node's own disk.",
+        "A directory on every node's own disk that its user can write: with the hooks' `local_disk: /local`, "
+        "`/local/holdfast-$UID`.",
         pattern="^/[^\x00-\x1f\x7f]+$",
         expected="an absolute path, the same on all nodes; a bucket goes under s3, as its url",
-        example="/local/holdfast",
+        example="/local/holdfast-1000",
     )
     every_steps: int = _key(
         "Committed saves whose step is a multiple of this go there.", default=50, ge=1, unit="steps", example=100
