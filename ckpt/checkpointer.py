@@ -188,7 +188,8 @@ class Checkpointer:
         Args:
             step: at least 0, below 2**62, and greater than that of the previous save.
             state: as described in the class docstring. It may change as soon as this returns.
-            flush: whether to write the step to every lower tier, whatever its cadence, such as the last step of a run.
+            flush: whether to write the step to every lower tier, whatever its cadence. At the end of a job the agents
+                write the newest step there by themselves.
 
         Raises:
             StateError: the state contains something that cannot be stored. The message names it.

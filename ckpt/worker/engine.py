@@ -74,6 +74,7 @@ class Engine:
         self._cadence: Cadence | None = None
         self._is_forked = self._is_closed = False
         self._delays_collection = False
+        self._failed_saves = 0  # of a session that is closed
         let_go_when_forked(self)
         elastic_event.register(self)
 
@@ -281,7 +282,7 @@ class Engine:
 
     @property
     def failed_saves(self) -> int:
-        return self._session.failed_saves if self._session else 0
+        return self._session.failed_saves if self._session else self._failed_saves
 
     @property
     def has_own_agents(self) -> bool:
@@ -321,6 +322,7 @@ class Engine:
         with self._lock:
             if self._session:
                 self._session.close(wait=wait)
+                self._failed_saves = self._session.failed_saves
                 self._session = None
             if self._cadence:
                 self._cadence.close()
