@@ -11,7 +11,7 @@
     convert/       export and import
     cli/           `holdfast ckpt`
     capacity       the memory and storage that a job's checkpoints need, and the losses they survive
-    timeouts       the deadlines of every process; waits with a deadline, also for the launcher
+    timeouts       the deadlines of workers and agents; waits with a deadline, also for the launcher
     fork           closes Holdfast's descriptors in processes forked from a worker
     config, errors; sections: the models of the `checkpoint:` section
 

@@ -194,7 +194,8 @@ class Checkpointer:
         Args:
             step: at least 0, below 2**62, and greater than that of the previous save.
             state: as described in the class docstring. It may change as soon as this returns.
-            flush: whether to write the step to every lower tier, whatever its cadence, such as the last step of a run.
+            flush: whether to write the step to every lower tier, whatever its cadence. At the end of a job the agents
+                write the newest step there by themselves.
             metrics: numbers by name, such as {"loss": 2.5}, for `keep_best`. They are stored with the step. Of each
                 metric the value of the lowest rank that gives it counts, so give one that all ranks have reduced, or
                 give it on rank 0 alone. A value that is infinite or not a number is left out. A GPU tensor makes the

@@ -163,10 +163,11 @@ class NvmeSection(TierSection):
     """Checkpoints on each node's own disk."""
 
     path: str = _key(
-        "A directory on every node's own disk.",
+        "A directory on every node's own disk that its user can write: with the hooks' `local_disk: /local`, "
+        "`/local/holdfast-$UID`.",
         pattern="^/[^\x00-\x1f\x7f]+$",
         expected="an absolute path, the same on all nodes; a bucket goes under s3, as its url",
-        example="/local/holdfast",
+        example="/local/holdfast-1000",
     )
     every_steps: int | Literal["auto"] = _key(_DUE, default=50, expected=_STEPS, unit="steps", example=100)
     keep: int = _key("Number of newest saves to keep.", default=2, ge=1, unit="saves", example=3)

@@ -92,6 +92,7 @@ class Engine:
         self._delays_collection = False
         self._only_loaded: SavedStep | None = None  # the step that was loaded, while no further one is made
         self._not_finite: set[str] = set()  # metrics that were once infinite or not a number
+        self._failed_saves = 0  # of a session that is closed
         let_go_when_forked(self)
         elastic_event.register(self)
 
@@ -341,7 +342,7 @@ class Engine:
 
     @property
     def failed_saves(self) -> int:
-        return self._session.failed_saves if self._session else 0
+        return self._session.failed_saves if self._session else self._failed_saves
 
     @property
     def has_own_agents(self) -> bool:
@@ -382,6 +383,7 @@ class Engine:
         with self._lock:
             if self._session:
                 self._session.close(wait=wait)
+                self._failed_saves = self._session.failed_saves
                 self._session = None
             if self._cadence:
                 self._cadence.close()

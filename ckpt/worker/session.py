@@ -251,6 +251,8 @@ class Session:
             line = self.descent.advance(step)
             if line is None:  # the agent hears nothing: a save of this step may be in flight
                 why = "step %d was saved before it; a step must be larger, so count steps over all epochs"
+                if step == self.descent.last_step:
+                    why = "step %d is saved already; save a step once, with flush=True if all lower tiers must have it"
                 self._count(f"step %d is dropped: {why}", step, self.descent.last_step)
                 return
             slot, reason = self._take(step)

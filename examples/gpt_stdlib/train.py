@@ -153,7 +153,7 @@ def main() -> None:
                 state["loss"] = loss.item()
                 if rank == 0:
                     print(f"step {step}/{args.steps}  loss {state['loss']:.4f}", flush=True)
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == args.steps:
                 ckpt.save(step, state)
             if ckpt.should_stop(step):  # the same answer on all ranks; this step has been saved
                 break

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpt import CheckpointConfig, CheckpointError
+from ckpt import CheckpointConfig, CheckpointError, check_shared
 from ckpt.cli.app import probe_bucket
 from launcher.connections.job_socket import filter_refused
 from lifecycle import Finding, Status
@@ -38,7 +38,8 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
         ("" if it does not), and its findings.
     """
     seen = [marker for marker in request["markers"] if _answer(Path(marker))]
-    findings = [*_health(), *_versions(), *_environment(), *_bucket(request["checkpoint"])]
+    findings = [*_health(), *_versions(), *_environment()]
+    findings += [*judge_disk(request["checkpoint"], os.environ), *_bucket(request["checkpoint"])]
     return {
         "host": os.uname().nodename,
         "time_s": time.time(),
@@ -108,6 +109,22 @@ def _environment() -> Iterator[Finding]:
         yield Finding(check="environment", status=status, measured=measured, advice=remark["reason"])
     if not facts["remarks"]:
         yield Finding(check="environment", status=Status.OK, measured="nothing harmful is set")
+
+
+def judge_disk(section: Mapping[str, Any] | None, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether this user can write the `nvme` tier on this node. Other errors show only when a job writes there."""
+    if section is None or not section.get("nvme"):
+        return
+    path, node = section["nvme"]["path"], env.get("SLURMD_NODENAME", os.uname().nodename)
+    row = Finding(check="nvme_folder", status=Status.OK, measured=f"{path}: can be written", expected="writable here")
+    try:
+        check_shared(Path(path) / node, section["namespace"])
+    except (CheckpointError, OSError) as error:
+        advice = "a directory of your own on the node's disk; with the hooks' local_disk: /local, /local/holdfast-$UID"
+        if (given := env.get("HOLDFAST_DISK_DIR")) is not None:
+            advice = f"the prolog made one for you: nvme: {{path: {given}}}"
+        row = replace(row, status=Status.CRITICAL, measured=" ".join(str(error).split()), advice=advice)
+    yield row
 
 
 def _bucket(section: Mapping[str, Any] | None) -> Iterator[Finding]:

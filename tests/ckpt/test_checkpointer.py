@@ -510,9 +510,11 @@ def test_what_is_no_step_is_refused(node: Node, step: Any) -> None:
 def test_the_same_step_is_not_saved_twice(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     with node.start() as ckpt:
         ckpt.save(3, {"x": 1})
-        ckpt.save(3, {"x": 2})
+        ckpt.save(3, {"x": 2}, flush=True)
         ckpt.save(2, {"x": 2})
+    assert "step 3 is saved already; save a step once, with flush=True" in caplog.text
     assert "step 3 was saved before it" in caplog.text
+    assert ckpt.failed_saves == 2, "also once it is closed"
     live = {"x": 0}
     with node.start() as ckpt:
         assert ckpt.load(live) == 3

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from launcher.cli import main
 from launcher.doctor.examination import examine
-from launcher.doctor.node import finding_of
+from launcher.doctor.node import finding_of, judge_disk
 from launcher.doctor.page import page, verdict
 from launcher.doctor.slurm_settings import judge_export, judge_settings
 from launcher.jobfile import JobSpec
@@ -250,6 +252,29 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     rows = of(examine(spec, Path("/proc/no"), on_slurm=True, runner=slurm))
     assert rows["shared_folder"].status is Status.CRITICAL and "taken: is a file" in rows["shared_folder"].measured
     assert rows["job_folder"].status is Status.CRITICAL
+
+
+def test_the_nvme_tiers_directory_is_tried_on_the_node_as_the_jobs_user(tmp_path: Path) -> None:
+    def row(path: str, **env: str) -> Finding:
+        return of([*judge_disk({"nvme": {"path": path}, "namespace": "gpt"}, env)])["nvme_folder"]
+
+    assert row(f"{tmp_path}/holdfast-1000").status is Status.OK and list(tmp_path.iterdir()) == []
+    (tmp_path / "taken").write_text("a file")
+    refused = row(f"{tmp_path}/taken")
+    assert refused.status is Status.CRITICAL and "taken: is a file" in refused.measured and "$UID" in refused.advice
+    assert "{path: /local/holdfast-7}" in row(f"{tmp_path}/taken", HOLDFAST_DISK_DIR="/local/holdfast-7").advice
+    assert [*judge_disk({"nvme": None, "namespace": "gpt"}, {})] == [*judge_disk(None, {})] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_directory_of_root_is_no_place_for_the_nvme_tier() -> None:
+    program = (
+        "from launcher.doctor.node import judge_disk\n"
+        "print(*judge_disk({'nvme': {'path': '/no-such-disk/holdfast'}, 'namespace': 'gpt'}, {}))"
+    )
+    nobody = {"user": 65534, "group": 65534}
+    said = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, **nobody)
+    assert "/: is not writable for uid 65534" in said.stdout and "CRITICAL" in said.stdout, said.stderr
 
 
 def test_this_machine_is_judged_without_slurm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,13 @@ def test_home_and_variables_in_paths_are_expanded(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     (tmp_path / "train.py").touch()
-    checkpoint = {"namespace": "gpt", "shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "${SCRATCH}/nvme"}}
+    monkeypatch.delenv("UID", raising=False)  # bash and zsh do not export it
+    checkpoint = {"namespace": "gpt", "shared": {"path": "$SCRATCH/ckpt"}, "nvme": {"path": "/local/holdfast-${UID}"}}
     spec = job(script="~/train.py", progress="$HOME/out/*.pt", checkpoint=checkpoint)
     assert (spec.script, spec.progress) == (tmp_path / "train.py", f"{tmp_path}/out/*.pt")
     assert spec.checkpoint and spec.checkpoint.shared and spec.checkpoint.nvme
-    assert (spec.checkpoint.shared.path, spec.checkpoint.nvme.path) == ("/scratch/me/ckpt", "/scratch/me/nvme")
+    assert spec.checkpoint.shared.path == "/scratch/me/ckpt"
+    assert spec.checkpoint.nvme.path == f"/local/holdfast-{os.getuid()}"
     assert checkpoint["shared"]["path"] == "$SCRATCH/ckpt"
 
 
