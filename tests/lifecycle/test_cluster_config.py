@@ -1,4 +1,9 @@
-"""What creates a cluster: requests that the services' own models accept, and create.sh against a stand-in for `aws`."""
+"""What creates a cluster: requests that the services' own models accept, and create.sh against a stand-in for `aws`.
+
+ParallelCluster's schema is checked where PCLUSTER_PYTHON names a Python that has it. Its other dependencies do not
+install beside each other, and the schema needs few: `pip install --no-deps aws-parallelcluster==3.15.1`, then
+`pip install 'marshmallow<4' PyYAML boto3 packaging jinja2 tabulate`.
+"""
 
 from __future__ import annotations
 
