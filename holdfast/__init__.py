@@ -5,6 +5,7 @@
     batch_plan        micro-batch and gradient accumulation for a world size
     ElasticSampler    each sample once an epoch, across restarts and resizes
     ElasticLoader     keeps the training loop's position in the data
+    ElasticStream     the same for an iterable data set
     RngState          the random number generators, as a part of the state
     elastic_event_detected   whether all ranks stop at this step, by the name of HyperPod's scripts
     newest_steps      the newest restorable step of each tier below memory
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckpt import CheckpointConfig, Checkpointer, CheckpointError, newest_steps
-    from ckpt.data import ElasticLoader, ElasticSampler, batch_plan
+    from ckpt.data import ElasticLoader, ElasticSampler, ElasticStream, batch_plan
     from ckpt.elastic_event import elastic_event_detected
     from holdfast.rng import RngState
     from launcher import Executor, LauncherError, Torchrun
@@ -36,6 +37,7 @@ __all__ = [
     "Checkpointer",
     "ElasticLoader",
     "ElasticSampler",
+    "ElasticStream",
     "Executor",
     "LauncherError",
     "RngState",
@@ -52,6 +54,7 @@ _HOME = {
     "Checkpointer": "ckpt",
     "ElasticLoader": "ckpt.data",
     "ElasticSampler": "ckpt.data",
+    "ElasticStream": "ckpt.data",
     "Executor": "launcher",
     "LauncherError": "launcher",
     "RngState": "holdfast.rng",

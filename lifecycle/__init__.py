@@ -3,6 +3,7 @@
 cli        `holdfast node`: the group of all verbs about nodes
 health/    checks, one subject a module
 heal/      reboots or replaces drained nodes, checks and returns them
+cluster/   `holdfast cluster config`: what creates a cluster on AWS
 provision/ the steps that provision a bare node; on_create.sh starts them
 metrics    the results of checks and healing for Prometheus
 versions   which versions of torch, NCCL and EFA belong together (versions.yaml)

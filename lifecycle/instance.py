@@ -45,6 +45,11 @@ def expected(instance: str | None) -> Expected | None:
     return None if row is None else _row(str(instance), row)
 
 
+def known_types() -> list[str]:
+    """The instance types of the table."""
+    return list(_instances())
+
+
 def instance_type(root: Path = Path("/")) -> str | None:
     """The EC2 instance type from the firmware, without network access; None on other machines."""
     try:

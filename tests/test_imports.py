@@ -26,6 +26,7 @@ PUBLIC_ONLY = {
         "lifecycle",
         "lifecycle.blocks",
         "lifecycle.cli",
+        "lifecycle.cluster.command",
         "lifecycle.settings.keys",
         "lifecycle.settings.models",
         "lifecycle.settings.schema",

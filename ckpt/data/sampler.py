@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sized
+import zlib
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +17,9 @@ from ckpt.errors import ConfigError, StateError
 Tail = Literal["carry", "drop", "pad"]
 
 _CHUNK = 4096  # samples that are looked up at once
+
+# What determines the order, by its key in the state. `shards` is a checksum, and missing without shards.
+_ORDERED_BY = (("samples", "number of samples"), ("seed", "seed"), ("shuffle", "shuffle"), ("shards", "shards"))
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class ElasticSampler:
         shuffle: bool = True,
         seed: int = 0,
         tail: Tail = "carry",
+        shards: Sequence[int] | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
         """Starts at epoch 0; `load_state_dict` changes the position.
@@ -64,6 +69,8 @@ class ElasticSampler:
             shuffle: whether each epoch has a new order; else the order is 0, 1, 2, ...
             seed: seed of all orders, at least 0; the same on all ranks.
             tail: see the class docstring.
+            shards: number of samples of each shard of the dataset, in order. With it, an epoch shuffles the shards, and
+                the samples within each shard, so that a cache of a few shards serves all reads.
             env: the environment.
 
         Raises:
@@ -81,6 +88,11 @@ class ElasticSampler:
             )
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"ElasticSampler: seed: got {seed!r}, expected a whole number of at least 0")
+        if shards is not None and (sum(shards) != samples or min(shards, default=0) < 0):
+            raise ConfigError(
+                f"ElasticSampler: shards: got {sum(shards)} samples in {len(shards)} shards, expected the dataset's "
+                f"{samples}"
+            )
         text = env.get("RANK", "0") if rank is None else str(rank)
         if not text.isdecimal() or int(text) >= plan.world_size:
             raise ConfigError(f"ElasticSampler: rank: got {text}, expected 0 to {plan.world_size - 1}, as in the plan")
@@ -92,6 +104,7 @@ class ElasticSampler:
         self._shuffle = bool(shuffle)
         self._seed = seed
         self._tail = tail
+        self._shards = None if shards is None else np.asarray(shards, np.int64)
         self._orders: dict[int, np.ndarray] = {}
         self._given_to_the_end: tuple[int, int] | None = None  # where an iteration that reached the end began
 
@@ -129,13 +142,14 @@ class ElasticSampler:
         """Moves to a saved position. The world size and the global batch may differ from those at the save.
 
         Raises:
-            StateError: the number of samples, the seed or `shuffle` differ, which would change the order.
+            StateError: the number of samples, the seed, `shuffle` or the shards differ, which would change the order.
         """
         mine = self.state_dict()
-        for key, what in (("samples", "number of samples"), ("seed", "seed"), ("shuffle", "shuffle")):
-            if state.get(key) != mine[key]:
+        for key, what in _ORDERED_BY:
+            theirs, own = state.get(key), mine.get(key)
+            if theirs != own:
                 raise StateError(
-                    f"ElasticSampler: {what}: the checkpoint has {state.get(key)!r}, this sampler has {mine[key]!r}; "
+                    f"ElasticSampler: {what}: the checkpoint has {theirs!r}, this sampler has {own!r}; "
                     "expected the same, as another order would repeat some samples and leave out others. To begin "
                     "with a new epoch, load without the sampler (strict=False)"
                 )
@@ -161,6 +175,8 @@ class ElasticSampler:
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
         order = {"samples": self._samples, "seed": self._seed, "shuffle": self._shuffle}
+        if self._shards is not None:
+            order["shards"] = zlib.crc32(self._shards.astype("<i8").tobytes())
         return {"epoch": epoch, "position": position, **order}
 
     def _steps_left(self) -> int:
@@ -187,9 +203,17 @@ class ElasticSampler:
         if epoch not in self._orders:
             # NumPy never changes RandomState's streams, so the order is the same with another version of NumPy.
             bits = np.random.MT19937(np.random.SeedSequence([self._seed, epoch]))
-            order = np.random.RandomState(bits).permutation(self._samples)
+            stream = np.random.RandomState(bits)
+            order = stream.permutation(self._samples) if self._shards is None else _by_shard(stream, self._shards)
             self._orders[epoch] = order.astype(np.int32) if self._samples < 1 << 31 else order
         return self._orders[epoch]
+
+
+def _by_shard(stream: np.random.RandomState, shards: np.ndarray) -> np.ndarray:
+    """All samples, shard after shard in a random order of the shards; int64 [samples]."""
+    begins = np.cumsum(shards) - shards
+    order = stream.permutation(len(shards))
+    return np.concatenate([begins[shard] + stream.permutation(shards[shard]) for shard in order])
 
 
 class _Indices:

@@ -9,7 +9,7 @@
     usage     holdfast usage
     supervise holdfast supervise
     doctor    holdfast doctor
-    cluster   holdfast cluster up, down, status
+    cluster   holdfast cluster up, down, status, config
     schema    holdfast schema
     reference writes docs/reference
     man       writes the manual pages

@@ -1,4 +1,4 @@
-"""`holdfast cluster`: a real Slurm of several nodes on this one machine."""
+"""`holdfast cluster`: a real Slurm of several nodes on this one machine; and the configuration of one on AWS."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import typer
 
 from launcher.cli.options import GROUP, Json
 from lifecycle.blocks import WaitLine, print_json
+from lifecycle.cluster.command import config
 
-app = typer.Typer(**GROUP, help="A real Slurm of several nodes on this one machine (needs root).")
+app = typer.Typer(**GROUP, help="A Slurm of several nodes: on this one machine (needs root), or configured for AWS.")
+app.command("config", short_help="Write what creates a cluster on AWS; check the account.")(config)
 
 ClusterName = Annotated[str, typer.Option(help="The cluster's name.", metavar="NAME")]
 

@@ -6,6 +6,7 @@
     report_log.py  messages about the attempt that a new supervisor must receive again
     watch.py       one attempt as seen on this node: the workers' board, the ckpt agent's events
     variables.py   the environment of workers and agents; trackers.py: what experiment trackers read from it
+    cache.py       the node's directory for copies of training data
     port.py        a free port for the workers' next rendezvous
     rendezvous.py  torch's rendezvous, which only the job's hosts can reach
     workers.py     controls the warm process; ends workers with certainty

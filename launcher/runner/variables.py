@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from launcher.env import failure_domains
 from launcher.jobfile import JobSpec
+from launcher.runner.cache import VARIABLE, cache_dir
 from launcher.runner.config import RunnerConfig
 
 
@@ -18,6 +20,7 @@ def worker_environment(spec: JobSpec, config: RunnerConfig, attempt: int, nodes:
     environment = dict(spec.env) | same
     return environment | {
         "HOLDFAST_NODE": config.node,
+        VARIABLE: str(cache_dir(config.node, os.environ)),
         "HOLDFAST_RAM_DIR": str(config.ram_dir),
         "HOLDFAST_RESTART_COUNT": str(config.restart_count),
     }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ckpt.data import batch_plan
 from launcher.jobfile import JobSpec
+from launcher.runner.cache import cache_dir
 from launcher.runner.config import RunnerConfig
 from launcher.runner.trackers import tracker_variables
 from launcher.runner.variables import attempt_environment, worker_environment
@@ -31,6 +34,20 @@ def test_a_worker_knows_its_run_its_attempt_and_how_often_the_job_was_requeued(t
     environment = worker_environment(spec, config, 5, ["n1"])
     names = ("HOLDFAST_RUN_ID", "HOLDFAST_ATTEMPT", "HOLDFAST_RESTART_COUNT")
     assert [environment[name] for name in names] == ["slurm-c-7", "5", "2"]
+
+
+def test_each_node_has_a_cache_of_its_own_that_outlives_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_dir("n1", {"HOLDFAST_CACHE_DIR": "/local/c"}) == Path("/local/c/n1")
+    assert cache_dir("n1", {"HOLDFAST_DISK_DIR": "/local/holdfast-7"}) == Path("/local/holdfast-7/cache/n1")
+    config = RunnerConfig(
+        run_id="slurm-c-7", node="n1", ram_dir=tmp_path, job_dir=tmp_path, host="h", port=1, parent_pid=None,
+        restart_count=0,
+    )  # fmt: skip
+    spec = JobSpec.from_mapping({"name": "x", "script": __file__}, Path("/"))
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", "/mine")
+    assert worker_environment(spec, config, 0, ["n1"])["HOLDFAST_CACHE_DIR"] == "/mine/n1"
 
 
 WORKER = {"RANK": "0", "HOLDFAST_RUN_ID": "slurm-alps-7"}

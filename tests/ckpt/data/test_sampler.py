@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -121,6 +122,20 @@ def test_orders_differ_by_epoch_and_seed_and_are_the_same_on_all_machines() -> N
     assert first == [1, 0, 9, 8, 6, 3, 7, 4, 2, 5] and first != second and first != other
 
 
+def test_with_shards_an_epoch_goes_through_one_shard_after_the_other_at_any_world_size() -> None:
+    shards = [3, 5, 0, 4]
+    of_shard = [number for number, length in enumerate(shards) for _ in range(length)]
+    orders = []
+    for seed in range(8):
+        order = list(ElasticSampler(12, plan_of(1, 4), seed=seed, shards=shards))
+        assert sorted(order) == list(range(12))
+        assert len(list(itertools.groupby(order, key=of_shard.__getitem__))) == 3
+        ranks = [list(ElasticSampler(12, plan_of(2, 4), rank=rank, seed=seed, shards=shards)) for rank in range(2)]
+        assert [sample for step in zip(*ranks, strict=True) for sample in step] == order
+        orders.append(order)
+    assert len({tuple(order) for order in orders}) == 8 and any(order != sorted(order) for order in orders)
+
+
 def test_the_state_is_a_few_numbers_however_large_the_dataset() -> None:
     sampler = ElasticSampler(10**12, plan_of(2, 1024), rank=1, shuffle=False)
     sampler.advance(1000)
@@ -163,6 +178,7 @@ def test_a_loop_that_never_advances_is_warned(caplog: pytest.LogCaptureFixture) 
         ({"dataset": 13}, "number of samples: the checkpoint has 12, this sampler has 13"),
         ({"seed": 5}, "seed: the checkpoint has 0, this sampler has 5"),
         ({"shuffle": False}, "shuffle: the checkpoint has True"),
+        ({"shards": [6, 6]}, "shards: the checkpoint has None"),
     ],
 )
 def test_another_order_is_refused_when_a_position_is_loaded(changes: dict[str, Any], message: str) -> None:
@@ -184,6 +200,7 @@ def test_a_damaged_position_is_refused(position: object) -> None:
     [
         ({"dataset": 0}, "dataset of 0 samples"),
         ({"dataset": []}, "dataset of 0 samples"),
+        ({"shards": [6, 5]}, "shards: got 11 samples in 2 shards, expected the dataset's 12"),
         ({"tail": "keep"}, "tail: got 'keep', expected one of"),
         ({"dataset": 3, "tail": "drop"}, "drops all 3 samples"),
         ({"seed": -1}, "seed: got -1"),
