@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import subprocess
@@ -77,43 +76,6 @@ def test_prose_lines_and_table_cells_of_the_docs_are_short() -> None:
 def test_the_keywords_of_save_that_pages_name_exist() -> None:
     named = {word for page in PAGES for word in re.findall(r"\.save\(step, state, (\w+)=", page.read_text())}
     assert named and named <= set(inspect.signature(Checkpointer.save).parameters)
-
-
-# Parts of the messages in troubleshooting.md that vary, and the messages that are not Holdfast's own.
-VARIES = re.compile(r"\.\.\.|\b(?:[\d.]+|N|n\d|ckpt\.py|lock|shared|nvme|s3|memory|ckpt)\b|\bnone, pmi2\b|: /dev/shm")
-OF_OTHERS = (
-    "Permission denied", "The client socket has timed out", "No such file or directory", "No space left on device",
-    "waits in the queue: Nodes required for job", "clock not synchronised",
-)  # fmt: skip
-
-
-def test_the_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
-    """So that somebody who has a message finds its entry."""
-    page = (ROOT / "docs/guide/troubleshooting.md").read_text()
-    headings = [" ".join(words.split()) for words in re.findall(r"^\*\*(.+?)\*\*", page, re.MULTILINE | re.DOTALL)]
-    quoted = [quote for heading in headings for quote in re.findall(r"`(.+?)`", heading)]
-    code = _texts()
-    stale = []
-    messages = [quote for quote in quoted if " " in quote]  # not an outcome, a file or a class
-    for quote in messages:
-        longest = max((part.strip(" :,") for part in VARIES.split(quote)), key=len)
-        if longest not in code and not quote.startswith(OF_OTHERS):
-            stale.append(f"{quote}: {longest!r}")
-    assert len(messages) > 30 and stale == []
-
-
-def _texts() -> str:
-    """All texts in the code; what varies in a formatted one is left out."""
-    found = []
-    for room in ("launcher", "ckpt", "slurm", "lifecycle", "holdfast"):
-        for file in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.JoinedStr):
-                    parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
-                    found.append("".join(map(str, parts)))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return "\n".join(found)
 
 
 def _anchors(page: Path) -> set[str]:

@@ -19,10 +19,12 @@ ROWS = _ROW.findall(PAGE)
 # Packages whose limits a user meets, and the constants below them that no user meets: how often a loop looks, and
 # limits within another limit.
 WATCHED = ("core", "connections", "leadership", "runner", "scheduler")
-_INTERVAL = re.compile(r"(POLL|LOOKS?|AGAIN|PAUSE|EVERY|TICK|SAMPLE|RECONNECT|HEARTBEAT|RENEW|INTERVAL)(_AFTER)?_S$")
+_INTERVAL = re.compile(
+    r"(POLL|LOOKS?|AGAIN|PAUSE|EVERY|TICK|SAMPLE|RECONNECT|HEARTBEAT|RENEW|ROUND|INTERVAL)(_AFTER)?_S$"
+)
 INNER = {
     "connections.handshake_limit:_LEAST_S", "connections.links:_CLOSE_TIMEOUT_S",
-    "connections.listener:_NO_DESCRIPTOR_S", "core.attempt:PREDECESSOR_S", "core.attempt:_TIMEOUT_S",
+    "connections.listener:_NO_DESCRIPTOR_S", "core.attempt:PREDECESSOR_S", 
     "core.nodes:READ_S", "core.requests:SHORT_S", "leadership.lease:_CHECK_S", "leadership.succession:_MEETING_S",
     "leadership.succession:_READ_TIMEOUT_S", "runner.activity:_TICKS_PER_S", "runner.runner:_SECRET_TIMEOUT_S",
     "runner.stacks:_SETTLED_S", "runner.warm:_EXIT_BARRIER_S", "scheduler.boosters:_WARNED_S",
