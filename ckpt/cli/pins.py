@@ -26,7 +26,7 @@ def pin(
     path: Place,
     step: Step,
     line: LineOption = None,
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Why it is pinned, for `ls`.")] = "",
+    note: Annotated[str, typer.Option("--note", metavar="WORDS", help="Why it is pinned, for `ls`.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Keep a step until it is unpinned, whatever a job's `keep` says and `gc` is asked. A running job obeys at once."""

@@ -10,7 +10,7 @@ from launcher.cli.options import GROUP, Json
 from lifecycle.blocks import WaitLine, print_json
 from lifecycle.cluster.command import config
 
-app = typer.Typer(**GROUP, help="A Slurm of several nodes: on this one machine (needs root), or configured for AWS.")
+app = typer.Typer(**GROUP, help="Start a Slurm on this machine, or configure one on AWS.")
 app.command("config", short_help="Write what creates a cluster on AWS; check the account.")(config)
 
 ClusterName = Annotated[str, typer.Option(help="The cluster's name.", metavar="NAME")]

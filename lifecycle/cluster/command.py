@@ -17,7 +17,9 @@ _CREATE = "create.sh"
 
 
 def config(
-    kind: Annotated[Kind, typer.Option(help="The service.", show_default=False)],
+    kind: Annotated[
+        Kind, typer.Option(help="The service: hyperpod, parallelcluster or pcs.", metavar="KIND", show_default=False)
+    ],
     instance: Annotated[str, typer.Option(help="EC2's type of the nodes that train.", metavar="TYPE")],
     nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Nodes that train.", metavar="N")],
     wheel: Annotated[Path, typer.Option(help="The package that nodes install.", metavar="FILE")],
