@@ -7,8 +7,12 @@ import importlib
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from launcher.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
@@ -33,6 +37,25 @@ def test_a_block_compiles_and_its_imports_from_holdfast_exist(code: str) -> None
         if isinstance(node, ast.ImportFrom) and node.module in ("holdfast", "ckpt", "ckpt.sagemaker"):
             module = importlib.import_module(node.module)
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_every_verb_that_a_page_calls_exists() -> None:
+    def verbs(group: Any, above: str = "") -> set[str]:
+        found = set()
+        for name in group.list_commands(None):
+            command = group.get_command(None, name)
+            found |= {f"{above}{name}"} | (verbs(command, f"{name} ") if hasattr(command, "list_commands") else set())
+        return found
+
+    known = verbs(typer.main.get_command(app))
+    groups = "|".join(sorted({verb.partition(" ")[0] for verb in known if " " in verb}))
+    called = re.compile(
+        rf"(?:^    (?:\$ )?|^(?:\$ )?|`|/bin/)holdfast ((?:{groups}) [a-z][a-z-]+|[a-z]+)", re.MULTILINE
+    )
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    named = {(verb, page.name) for page in pages for verb in called.findall(page.read_text())}
+    assert len(named) > 60
+    assert sorted(each for each in named if each[0] not in known) == []
 
 
 def test_the_page_on_scripts_has_fsdp2() -> None:
