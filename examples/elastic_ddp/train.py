@@ -115,7 +115,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {step} loss {step_loss.item() / plan.world_size:.9f}", flush=True)
             seen, step_loss = [], torch.zeros((), device=device)
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == args.steps:
                 ckpt.save(step, state)
             if ckpt.should_stop(step) or step == args.steps:
                 break

@@ -51,7 +51,7 @@ def main() -> None:
         while step < args.steps:
             diffuse(comm, plate)
             step += 1
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == args.steps:
                 state["step"] = step
                 ckpt.save(step, state, flush=step == args.steps)  # the last step is flushed to disk in any case
             if step == args.lose_at and args.lose_rank >= 0:

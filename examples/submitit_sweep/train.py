@@ -30,7 +30,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             step += 1
-            if ckpt.should_save(step):
+            if ckpt.should_save(step) or step == STEPS:
                 ckpt.save(step, state)
             if ckpt.should_stop(step):
                 break
