@@ -51,7 +51,7 @@ class CloudBucket(Bucket):
             return bytes(answer.bytes())
 
     def get_into(self, key: str, start: int, into: memoryview) -> None:
-        if len(into) and (size := self._head(key)) < start + len(into):  # obstore has no error of its own for this
+        if len(into) and (size := self._size(key)) < start + len(into):  # obstore has no error of its own for this
             raise CorruptError(f"{self._url(key)}: {size} bytes, expected at least {start + len(into)}")
         super().get_into(key, start, into)
 
@@ -59,7 +59,10 @@ class CloudBucket(Bucket):
         with self._errors(key) as (store, obstore):
             return memoryview(obstore.get_range(store, key, start=first, length=nbytes))
 
-    def _head(self, key: str) -> int:
+    def _head(self, key: str) -> None:
+        self._size(key)
+
+    def _size(self, key: str) -> int:
         with self._errors(key) as (store, obstore):
             return int(obstore.head(store, key)["size"])
 

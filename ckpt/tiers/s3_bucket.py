@@ -153,11 +153,15 @@ class Bucket:
     def exists(self, key: str) -> bool:
         """Whether the server says that the object exists. Errors are raised."""
         try:
-            with telling(self._url(key)):
-                self._client.head_object(Bucket=self._name, Key=key)
+            self._head(key)
         except FileNotFoundError:
             return False
         return True
+
+    def _head(self, key: str) -> None:
+        """Raises FileNotFoundError if the object does not exist."""
+        with telling(self._url(key)):
+            self._client.head_object(Bucket=self._name, Key=key)
 
     def anything(self, prefix: str) -> bool:
         """Whether any key has this prefix."""

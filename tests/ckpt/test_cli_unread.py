@@ -164,6 +164,8 @@ def test_a_bucket_whose_server_fails_for_one_object(monkeypatch: pytest.MonkeyPa
             status, body = 200, f"<ListBucketResult>{prefix}</ListBucketResult>".encode()
         elif file == name and how == "503":
             status, body = 503, b"<Error><Code>SlowDown</Code><Message>said so</Message></Error>"
+        elif file not in stored:
+            status, body = 404, b"<Error><Code>NoSuchKey</Code></Error>"
         else:
             status, body = 200, stored[file]
             if first_and_last := request.headers.get("Range", "").removeprefix("bytes="):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_kit import World, config, lose
-from agent_kit import run as run_async
 from rich.console import Console
 from test_cli_ckpt import run
 from test_tiers import commit, save_id
@@ -126,17 +124,3 @@ def test_import_and_export_count_what_they_read_and_write(slow: None, tmp_path: 
     assert said.startswith("exporting step 7: 24.")
     said = last_line("export", there, "--safetensors", tmp_path / "out.safetensors")
     assert said.startswith("exporting step 7: 24.")
-
-
-def test_a_rebuild_counts_what_it_verifies_and_makes_and_says_nothing_with_json(slow: None, tmp_path: Path) -> None:
-    async def saved() -> None:
-        async with World(tmp_path, ["a", "b", "c"], 0, config(scheme="xor")) as world:
-            await world.save(10, 0)
-
-    run_async(saved)
-    lose(tmp_path, "b")
-    left = [tmp_path / "a", tmp_path / "c"]
-    said = last_line("rebuild", *left, "--into", tmp_path / "x").split()
-    assert said[:3] == ["rebuilding", "step", "10:"] and said[3] == said[6], said
-    assert run("rebuild", *left, "--into", tmp_path / "y", "--json").stderr == ""
-    assert run("verify", tmp_path / "x", "--json").stderr == ""

@@ -11,12 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from agent_kit import NAMESPACE, World, lose, until
-from agent_kit import run as run_agents
-from parity_kit import of, saved
 from test_cli_ckpt import run
 from test_exchange import SAVE, sharded
-from test_recover import expected
 from test_tiers import save_id, with_steps
 
 from ckpt.tiers.posix import SharedTier
@@ -54,43 +50,6 @@ def files(*directories: Path) -> dict[Path, bytes]:
 @pytest.fixture
 def tier(tmp_path: Path) -> SharedTier:
     return with_steps(SharedTier(tmp_path / "here", "ns"), 3, 4, 5)
-
-
-@pytest.mark.parametrize(("stage", "made"), [("pwrite:0", 0), ("pwrite:1", 0), ("replace:0", 0), ("replace:1", 1)])
-def test_rebuild(tmp_path: Path, stage: str, made: int) -> None:
-    """Two shards are lost; what a killed rebuild has left behind goes with the next save of the agents."""
-    run_agents(lambda: saved(tmp_path, of("xor")))
-    lose(tmp_path, "b")
-    left = [tmp_path / node for node in "acd"]
-    before, target = files(*left), tmp_path / "b"
-    killed(stage, "rebuild", *left, "--into", target)
-    assert files(*left) == before
-    assert len(list(target.glob("*.json"))) == made
-    assert run("rebuild", *left, "--into", target).exit_code == 0
-    assert run("verify", target).exit_code == 0 and files(*left) == before
-
-    async def restore() -> None:
-        async with World(tmp_path, list("abcd"), 1, of("xor"), ranks_per_node=2) as world:
-            assert (await world.plan())["step"] == 20
-            assert await world.contents(8) == expected(8, 20)
-            await world.save(30, 0)
-            await until(lambda: all(path.with_suffix(".json").exists() for path in target.glob("copy-*.data")))
-
-    run_agents(restore)
-
-
-@pytest.mark.parametrize("stage", ["replace:2", "replace:3", "replace:10", "replace:11"])
-def test_rebuild_into_a_lower_tier(tmp_path: Path, stage: str) -> None:
-    """Before the place is marked, before the first rank's file, the last one's, and the manifest."""
-    run_agents(lambda: saved(tmp_path, of("xor")))
-    lose(tmp_path, "b")
-    tier, target = SharedTier(tmp_path / "shared", NAMESPACE), tmp_path / "b"
-    arguments = ["rebuild", *(tmp_path / node for node in "acd"), "--into", target, "--commit-to", tmp_path / "shared"]
-    killed(stage, *arguments)
-    assert tier.steps() == [] and len(list(tier.folder.glob("step-*/rank-*.data"))) == max(0, int(stage[8:]) - 3)
-    result = run(*arguments[:4], target, *arguments[4:])
-    assert result.exit_code == 0 and "0 of 8 shards rebuilt" in result.stdout, result.output
-    assert [save.step for save in tier.steps()] == [20] and run("verify", tier.folder).exit_code == 0
 
 
 @pytest.mark.parametrize("stage", ["pwrite:0", "pwrite:3", "fsync:4", "replace:1", "replace:2", "replace:4"])

@@ -328,7 +328,6 @@ BAD_COMMANDS = [
     (["submit", "job.yaml", "-N", "2-4"], "Invalid value for '--nodes' / '-N': Input should be a valid integer"),
     (["submit", "job.yaml", "-n", "4"], "--ntasks: not an option to pass on"),
     (["ckpt", "ls", "ftp://bucket/x"], "ftp://bucket/x: got a URL of kind ftp://, expected a path, or s3://, gs://"),
-    (["ckpt", "rebuild", "x", "--into", "http://x"], "http://x: got a URL of kind http://, expected a path"),
     (["submit", "job.yaml", "--nodes=2", "--gpus=16"], "--gpus: not an option to pass on; set `gpus_per_node: 8`"),
     (["submit", "job.yaml", "--nodes=2", "-G16"], "or submit with --gpus-per-node 8"),
     (["submit", "job.yaml", "--gres=gpu::8"], "slurm.gres: got 'gpu::8', expected gpu:8"),

@@ -30,6 +30,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.tiers.catalog import directory_name, is_of_run, newest_first
 from ckpt.tiers.last_seen import Seen, last_seen, seen_elsewhere, why_absent
 from ckpt.tiers.posix import SharedTier
+from ckpt.tiers.quarantine import QUARANTINED
 
 _MEMORY = "memory"
 _MOST_REASONS = 5  # in one message
@@ -182,7 +183,9 @@ class RestoreLeader(Part):
         seen = await in_thread(last_seen, tier.folder)
         is_lost = seen is not None and any(one.step == seen.step for one in self._contents.lost)
         if seen is not None and not is_lost and not seen.is_among(there):
-            self._missing = seen
+            quarantined = [name for name, _ in await in_thread(tier.quarantined)]
+            if not any(name.startswith(f"{QUARANTINED}{seen.step:010d}.") for name in quarantined):
+                self._missing = seen
         if not (seen or in_memory or self._contents.lost or any(self._contents.held.values())):
             self._elsewhere = await in_thread(seen_elsewhere, tier.folder, self._place.owner)
 
