@@ -434,10 +434,12 @@ def test_objects_that_a_planner_has_packed_itself_come_back_as_it_packed_them(al
     with alone.start() as ckpt:
         planner = Packing(flatten_state_dict=False)
         dcp.save({"packed": packed}, storage_writer=ckpt.dcp_writer(1), planner=planner)
+    with alone.start() as ckpt:
         state: dict[str, Any] = {"packed": None}
         dcp.load(state, storage_reader=ckpt.dcp_reader(1))
         assert state["packed"] == [{"opaque": range}]
         assert ckpt.read(1).state["packed"] == packed.getvalue()
         dcp.save({"plain": plain}, storage_writer=ckpt.dcp_writer(2))
+    with alone.start() as ckpt:
         dcp.load(state := {"plain": io.BytesIO()}, storage_reader=ckpt.dcp_reader(2))
         assert state["plain"].getvalue() == b"plain"
