@@ -24,6 +24,7 @@ Public names:
     check_shared     whether a shared directory may be used for a namespace
     CheckpointConfig the validated `checkpoint:` section of a job file
     durable_write    writes a private file; a reader sees the old one or the new one
+    make_plan        the memory and storage that a job's checkpoints take, and the losses they survive
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ckpt.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ckpt.agent.rpc.client import Monitor
+    from ckpt.capacity import make_plan
     from ckpt.checkpointer import Checkpointer
     from ckpt.config import CheckpointConfig
     from ckpt.format.atomic_files import durable_write
@@ -50,6 +52,7 @@ __all__ = [
     "Monitor",
     "check_shared",
     "durable_write",
+    "make_plan",
     "newest_steps",
 ]
 
@@ -60,6 +63,7 @@ _HOME = {
     "Monitor": "ckpt.agent.rpc.client",
     "check_shared": "ckpt.tiers.posix",
     "durable_write": "ckpt.format.atomic_files",
+    "make_plan": "ckpt.capacity",
     "newest_steps": "ckpt.tiers.open",
 }
 

@@ -31,6 +31,9 @@ class Rates:
     s3: float | None = None  # of the bucket, all nodes together
 
 
+_UNKNOWN = Rates()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """Bytes of memory on the fullest node, once every slot has been used."""
@@ -86,7 +89,7 @@ class CapacityPlan:
 
 
 def make_plan(
-    config: CheckpointConfig, *, nodes: int, ranks_per_node: int, shard_bytes: int, rates: Rates,
+    config: CheckpointConfig, *, nodes: int, ranks_per_node: int, shard_bytes: int, rates: Rates = _UNKNOWN,
     domains: Sequence[str] = (),
 ) -> CapacityPlan:  # fmt: skip
     """Computes the plan of a job.
@@ -115,9 +118,7 @@ def make_plan(
 def node_memory(config: CheckpointConfig, place: Place, state_bytes: int) -> tuple[int, Memory]:
     """The bytes of each rank's shard of a state, and the memory that all saves of it take on a node."""
     each = -(-state_bytes // place.world_size)
-    plan = make_plan(
-        config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each, rates=Rates()
-    )
+    plan = make_plan(config, nodes=len(place.nodes), ranks_per_node=place.ranks_per_node, shard_bytes=each)
     return each, plan.memory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt import CheckpointConfig, CheckpointError, make_plan
 from launcher.history.view import duration
 from launcher.report.facts import RunFacts
 from launcher.report.settings import shown_settings
@@ -77,7 +79,7 @@ def tables_of(facts: RunFacts, spec: Mapping[str, Any]) -> list[FactTable]:
         facts: the job's facts.
         spec: the content of job.json; empty if it cannot be read.
     """
-    made = (*(table(facts) for table in _OF_EVENTS), _settings(spec), _versions(facts))
+    made = (*(table(facts) for table in _OF_EVENTS), _memory(facts, spec), _settings(spec), _versions(facts))
     return [table for table in made if table.rows]
 
 
@@ -226,6 +228,32 @@ def _problems(facts: RunFacts) -> FactTable:
         "problems", "Problems",
         [_when("time_s", "newest"), _number("count"), _text("what"), _text("node"), _text("detail")],
         ((p.time_s, p.count, p.what, p.node, p.detail) for p in reversed(facts.problems)),
+    )  # fmt: skip
+
+
+def _memory(facts: RunFacts, spec: Mapping[str, Any]) -> FactTable:
+    """What the checkpoints of the newest attempt take of a node's memory, by its settings and the size of its steps."""
+    saved = next((tier for tier in facts.tiers if tier.tier == "memory" and tier.commits), None)
+    rows = []
+    if saved is not None and facts.attempts:
+        nodes, ranks = facts.attempts[-1].nodes, spec.get("workers_per_node")
+        state_bytes = saved.bytes // saved.commits
+        with contextlib.suppress(CheckpointError):  # settings of another release
+            config = CheckpointConfig.from_json(spec.get("checkpoint"))
+            if isinstance(ranks, int) and ranks > 0:
+                shard_bytes = -(-state_bytes // (nodes * ranks))
+                plan = make_plan(config, nodes=nodes, ranks_per_node=ranks, shard_bytes=shard_bytes)
+                memory = plan.memory
+                rows.append((nodes, state_bytes, plan.scheme, memory.slots, memory.own_bytes, memory.redundancy_bytes,
+                             memory.total_bytes, plan.losses.any_nodes))  # fmt: skip
+    sizes = (("own_bytes", "own shards"), ("redundancy_bytes", "copies or parity of others"), ("total_bytes", "in all"))
+    return _table(
+        "memory", "Memory of a node",
+        [_number("nodes"), Column(name="step_bytes", title="size of a step", shown=size, is_number=True),
+         _text("scheme", "redundancy"), _number("slots", "slots of a rank"),
+         *(Column(name=name, title=title, shown=size, is_number=True) for name, title in sizes),
+         _number("survives", "lost nodes survived")],
+        rows, note="Of the fullest node once every slot has been used, for steps of the mean size.",
     )  # fmt: skip
 
 

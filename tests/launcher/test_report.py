@@ -7,7 +7,7 @@ import io
 import json
 import random
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from history_kit import GROWN, HANG, LOST_NODE, START, WHOLE, event, job_folder
 
+from ckpt import CheckpointConfig
 from launcher.cli import main
 from launcher.history.fields import EVENTS, as_event
 from launcher.history.status import status_of
@@ -142,6 +143,16 @@ def test_facts_can_be_read_at_any_time_without_a_change() -> None:
         fold.add(each)
         fold.facts(now_s=each["time"])
     assert fold.facts(now_s=400) == facts_of(WHOLE, now_s=400)
+
+
+def test_the_report_says_what_checkpoints_take_of_a_nodes_memory() -> None:
+    section = {"namespace": "t", "memory": {"every_steps": 10, "keep": 2}, "redundancy": {"scheme": "partner"}}
+    spec = {"workers_per_node": 2, "checkpoint": asdict(CheckpointConfig.from_mapping(section))}
+    tables = {table.name: table for table in tables_of(facts_of(WHOLE), spec)}
+    (row,) = tables["memory"].rows
+    assert row[:4] == (2, 1000, "partner", 2)
+    assert row[4:] == (2 * 500, 2 * 500, 4 * 500, 1), "own shards of two slots, and as much of the partner"
+    assert "memory" not in {table.name for table in tables_of(facts_of(WHOLE), {"checkpoint": {"other": 1}})}
 
 
 def test_the_tables_have_every_attempt_fault_resize_tier_and_node() -> None:
