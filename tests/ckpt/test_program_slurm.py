@@ -136,7 +136,7 @@ def test_over_several_nodes_it_goes_on_from_the_memory_of_the_others_with_the_sa
     said = run_job(slurm_cluster, SCRIPT, variables, nodes=4, timeout_s=150)
     assert "started at step 0, done at step 50" in said
     assert (
-        re.search(r"loaded step 40 of namespace .* from memory", said) and "started at step 40, done at step 60" in said
+        re.search(r"loaded step 50 of namespace .* from memory", said) and "started at step 50, done at step 60" in said
     ), said
 
     with solo_namespace() as namespace:
