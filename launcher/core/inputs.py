@@ -444,7 +444,7 @@ class ScaleAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelAsked:
-    """A user has requested that the job ends at once."""
+    """A user has requested that the job ends without training on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Requests from outside a running job: to stop at a step boundary, for now or for good, or to end at once.
+"""Requests from outside a running job: to stop at a step boundary, for now or for good, or to end without training on.
 
 The time limit is also a request to stop.
 

@@ -246,14 +246,14 @@ def _memory(facts: RunFacts, spec: Mapping[str, Any]) -> FactTable:
                 memory = plan.memory
                 rows.append((nodes, state_bytes, plan.scheme, memory.slots, memory.own_bytes, memory.redundancy_bytes,
                              memory.total_bytes, plan.losses.any_nodes))  # fmt: skip
-    sizes = (("own_bytes", "own shards"), ("redundancy_bytes", "copies or parity of others"), ("total_bytes", "in all"))
+    sizes = (("own_bytes", "own"), ("redundancy_bytes", "of others"), ("total_bytes", "in all"))
     return _table(
         "memory", "Memory of a node",
-        [_number("nodes"), Column(name="step_bytes", title="size of a step", shown=size, is_number=True),
-         _text("scheme", "redundancy"), _number("slots", "slots of a rank"),
+        [_number("nodes"), Column(name="step_bytes", title="step", shown=size, is_number=True),
+         _text("scheme", "redundancy"), _number("slots", "slots"),
          *(Column(name=name, title=title, shown=size, is_number=True) for name, title in sizes),
-         _number("survives", "lost nodes survived")],
-        rows, note="Of the fullest node once every slot has been used, for steps of the mean size.",
+         _number("survives", "survives")],
+        rows, note="Of the fullest, once each slot is used. Of others: copies or parity. Survives: lost nodes.",
     )  # fmt: skip
 
 

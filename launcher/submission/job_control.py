@@ -1,4 +1,4 @@
-"""Requests to a submitted job: its status, another number of nodes, save and end, end at once."""
+"""Requests to a submitted job: its status, another number of nodes, save and end, cancel."""
 
 from __future__ import annotations
 
