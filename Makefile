@@ -89,11 +89,11 @@ fuzz: $(VENV)/.installed-dev
 
 N ?= 100000
 simulate: $(VENV)/.installed-dev
-	@PYTHONPATH=tests $(BIN)/python -m simulation $(N) --seed $(or $(SEED),0)
+	@$(BIN)/python -m simulation $(N) --seed $(or $(SEED),0)
 
 provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
-	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/lifecycle/root
+	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/test_lifecycle/root
 
 OLDEST_PYTHON ?= $(shell for p in python3.11 ~/.pyenv/versions/3.11.*/bin/python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo $$p; break; }; done)

@@ -1,6 +1,6 @@
 """Draws the training time that is left (ETTR) by seconds between saves: the formulas, and jobs with random failures.
 
-`ckpt.cadence` has the formulas. `tests/simulation/save_intervals.py` plays jobs with memory and a shared directory,
+`ckpt.cadence` has the formulas. `simulation/save_intervals.py` plays jobs with memory and a shared directory,
 from failure to failure.
 """
 
@@ -15,9 +15,8 @@ from plot import line_chart
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from simulation.save_intervals import levels, simulated  # noqa: E402
-
 from ckpt.cadence import interval_s, training_ratio  # noqa: E402
+from simulation.save_intervals import levels, simulated  # noqa: E402
 
 EVERY_S = (20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 SHARED_S = 900.0  # between two saves to the shared directory

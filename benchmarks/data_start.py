@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "examples" / "streaming"), str(ROOT / "tests" / "ckpt"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "examples" / "streaming"), str(ROOT / "tests" / "test_ckpt"), str(ROOT)]
 
 from s3_kit import BUCKET, s3_server  # noqa: E402
 from shards import BucketReader, ShardDataset, write_shards  # noqa: E402

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "ckpt"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "test_ckpt"))
 
 from mpi_kit import AgentProcesses
 

@@ -7,7 +7,7 @@ arrive at random (Poisson). Each takes between one node and half of the shared n
 time with a median of 20 minutes. The arrival rate is set so that they ask for a given part of the shared nodes: the
 load.
 
-The elastic job is the real decision core in the simulator of tests/simulation: boosters of two nodes, the default
+The elastic job is the real decision core in the simulator of simulation: boosters of two nodes, the default
 timeouts, 30 seconds of grace. A fixed job of N nodes is preemptible, because it needs shared nodes. It starts once
 enough nodes are free, and is requeued as a whole when others need one of its nodes. "Best fixed" is the N with the
 highest throughput at that load. Throughput is proportional to the number of nodes that train. Each resize, and each
@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the root first: else `launcher` would be tests/launcher
+sys.path[:0] = [str(ROOT)]
 
 from simulation.clock import EPOCH_S, Clock  # noqa: E402
 from simulation.schedule import Schedule, Setup  # noqa: E402

@@ -1,6 +1,6 @@
 """Simulates the effective training time ratio (ETTR) of a large job, by number of spares and cadence of saves.
 
-The simulator of tests/simulation runs the real decision core for `--days` of a job of `--nodes` nodes. The failure rate
+The simulator of simulation runs the real decision core for `--days` of a job of `--nodes` nodes. The failure rate
 is that of Llama 3's training: 419 interruptions in 54 days on 16,384 GPUs, which are 2,048 nodes. As in that report,
 about three of four failures cost a node, the others a process. Once in `SWITCH_EVERY_S` on average, a switch fails with
 `SWITCH_NODES` nodes. A node is repaired after some hours, and Slurm may use it again. ETTR is the time of all steps
@@ -27,17 +27,16 @@ from rich.progress import track
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the root first: else `launcher` would be tests/launcher
-
-from simulation.schedule import Fault, Schedule, Setup  # noqa: E402
-from simulation.training import CHUNK_STEPS  # noqa: E402
-from simulation.world import World  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from launcher.core.commands import Command  # noqa: E402
 from launcher.core.decision import begin_with  # noqa: E402
 from launcher.core.gains import Event  # noqa: E402
 from launcher.core.replay import History, replay  # noqa: E402
 from launcher.core.state import JobFacts, State  # noqa: E402
+from simulation.schedule import Fault, Schedule, Setup  # noqa: E402
+from simulation.training import CHUNK_STEPS  # noqa: E402
+from simulation.world import World  # noqa: E402
 
 DAY_S = 86_400.0
 INTERRUPTIONS_A_NODE_S = 419 / (54 * DAY_S * 2048)

@@ -46,8 +46,8 @@ from recovery_peers_train import SAVE_EVERY_STEPS, TRAINING_NODES
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.base.processes import pids_with_environment
 from launcher import Executor, JobSpec
-from launcher.processes import pids_with_environment
 
 SCRIPT = ROOT / "benchmarks" / "recovery_peers_train.py"
 FAULTS = ("worker killed", "node lost")

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launcher import Executor
-from launcher.run_id import local_run_id
+from launcher.job.run_id import local_run_id
 from launcher.runner.memory import memory_dir
 
 PHASES = {

@@ -32,7 +32,7 @@ from rich.table import Table
 from launcher import Executor
 from launcher.history.recovery import cold_start_s
 from launcher.history.resize import ResizeCost, resizes
-from launcher.registry import find_job
+from launcher.job.registry import find_job
 from launcher.submission.job_control import scale_job, stop_job
 
 PHASES = {

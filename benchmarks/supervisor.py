@@ -28,7 +28,7 @@ from typing import Any
 
 from launcher.connections.channel import Channel, ChannelError, connect
 from launcher.history.events import EventLog, read_events
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.leadership.terms import Term, claim, newest
 from launcher.runner.runner import HEARTBEAT_S
 from launcher.scheduler.local import LocalCluster

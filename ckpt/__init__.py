@@ -23,7 +23,6 @@ Public names:
     newest_steps     the newest restorable step of each lower tier
     check_shared     whether a shared directory may be used for a namespace
     CheckpointConfig the validated `checkpoint:` section of a job file
-    durable_write    writes a private file; a reader sees the old one or the new one
     make_plan        the memory and storage that a job's checkpoints take, and the losses they survive
 """
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from ckpt.capacity import make_plan
     from ckpt.checkpointer import Checkpointer
     from ckpt.config import CheckpointConfig
-    from ckpt.format.atomic_files import durable_write
     from ckpt.memory.board import Board
     from ckpt.tiers.open import newest_steps
     from ckpt.tiers.posix import check_shared
@@ -51,7 +49,6 @@ __all__ = [
     "Checkpointer",
     "Monitor",
     "check_shared",
-    "durable_write",
     "make_plan",
     "newest_steps",
 ]
@@ -62,7 +59,6 @@ _HOME = {
     "Checkpointer": "ckpt.checkpointer",
     "Monitor": "ckpt.agent.rpc.client",
     "check_shared": "ckpt.tiers.posix",
-    "durable_write": "ckpt.format.atomic_files",
     "make_plan": "ckpt.capacity",
     "newest_steps": "ckpt.tiers.open",
 }

@@ -1,5 +1,7 @@
 """The names that users import, and the version. The code is in launcher (submit, supervise) and ckpt (save, load).
 
+Beside them: adapters/ for frameworks, base/ and settings/ and blocks.py, which all packages use.
+
     Checkpointer      load, should_save, save, should_stop for a training script
     CheckpointConfig  the `checkpoint:` section, for a program without a launcher
     batch_plan        micro-batch and gradient accumulation for a world size

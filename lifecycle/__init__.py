@@ -7,14 +7,12 @@ cluster/   `holdfast cluster config`: what creates a cluster on AWS
 provision/ the steps that provision a bare node; on_create.sh starts them
 metrics    the results of checks and healing for Prometheus
 versions   which versions of torch, NCCL and EFA belong together (versions.yaml)
+site_files the models of the site's settings files
 inventory  the versions that are installed; software: `node versions` and `node image`
 image      recipes of training images
 slurm_conf prints and lints the lines of slurm.conf for hooks and elastic jobs, and of topology.conf
 hyperpod   what SageMaker HyperPod says about a cluster on each of its nodes
 instance   the hardware that a machine of this type should have
-blocks     prints tables
-files      writes files that all users may read
-settings/  parses and validates settings, and the launcher's job files
 errors     the errors of this package
 """
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lifecycle.settings.yaml_file import read_yaml
+from holdfast.settings.yaml_file import read_yaml
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 _VENDOR = "sys/class/dmi/id/sys_vendor"

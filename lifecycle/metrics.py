@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.base.files import publish
 from lifecycle.errors import LifecycleError
-from lifecycle.files import publish
 from lifecycle.heal.history import FAILED, LEFT, LEMON, REBOOT, REPAIRED, REPLACE, RETURNED, HealHistory
 from lifecycle.health.finding import Status
 

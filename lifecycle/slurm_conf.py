@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import print_json
+from holdfast.blocks import print_json
 from lifecycle.errors import NodeUsageError
 from lifecycle.hyperpod import read_cluster
 from slurm.conf import Remark, hook_lines, lint

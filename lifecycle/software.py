@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import print_json
+from holdfast.blocks import print_json
 from lifecycle.errors import NodeUsageError
 from lifecycle.image import KINDS, Image
 from lifecycle.inventory import installed

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.settings.yaml_file import read_yaml
 from lifecycle.errors import NodeUsageError
-from lifecycle.settings.yaml_file import read_yaml
 
 _TABLE = Path(__file__).with_name("versions.yaml")
 _DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}

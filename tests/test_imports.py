@@ -22,19 +22,10 @@ MAY_IMPORT = {
 # The launcher knows ckpt and lifecycle by their public faces only.
 PUBLIC_ONLY = {
     "ckpt": {"ckpt", "ckpt.agent.process.launch", "ckpt.cli.app", "ckpt.tiers.nvme", "ckpt.timeouts"},
-    "lifecycle": {
-        "lifecycle",
-        "lifecycle.blocks",
-        "lifecycle.cli",
-        "lifecycle.cluster.command",
-        "lifecycle.settings.keys",
-        "lifecycle.settings.models",
-        "lifecycle.settings.schema",
-        "lifecycle.settings.validation",
-        "lifecycle.settings.yaml_file",
-    },
+    "lifecycle": {"lifecycle", "lifecycle.cli", "lifecycle.cluster.command", "lifecycle.site_files"},
 }
-BASE = "holdfast.base"  # all packages may import it; it imports none
+BASE = "holdfast.base"
+COMMON = (BASE, "holdfast.settings", "holdfast.blocks")  # all packages may import them; they import none
 HEAVY = ("torch", "mpi4py")
 
 
@@ -63,9 +54,13 @@ def imported(path: Path) -> set[str]:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """As `imported`; of a `from launcher import gpus`, launcher.gpus."""
+    """As `imported`; of a `from launcher import gpus`, launcher.job.gpus."""
     nodes = (node for node in parsed(path) if isinstance(node, ast.ImportFrom))
     return imported(path) | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+def is_common(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{common}.") for common in COMMON)
 
 
 def test_packages_import_one_way() -> None:
@@ -74,7 +69,7 @@ def test_packages_import_one_way() -> None:
         for package, path in modules()
         for name in imported(path)
         if (top := name.split(".")[0]) in PACKAGES and top != package and top not in MAY_IMPORT[package]
-        if not f"{name}.".startswith(f"{BASE}.")
+        if not is_common(name)
     ]
     assert not wrong
 
@@ -88,6 +83,22 @@ def test_the_base_imports_the_standard_library_and_itself() -> None:
         if name.split(".")[0] not in sys.stdlib_module_names and not name.startswith(BASE)
     ]
     assert not wrong
+
+
+def test_what_all_packages_import_imports_none_of_them() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package, path in modules()
+        if package == "holdfast" and is_common(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for name in imported(path)
+        if name.split(".")[0] in PACKAGES and not is_common(name)
+    ]
+    assert not wrong
+
+
+def test_modules_beside_the_rooms_of_the_launcher_are_its_errors_and_its_start() -> None:
+    beside = {path.stem for path in (ROOT / "launcher").glob("*.py")}
+    assert beside == {"__init__", "__main__", "errors"}
 
 
 def test_launcher_uses_public_faces_only() -> None:
@@ -162,13 +173,13 @@ def test_importing_the_packages_and_the_command_line_loads_neither_torch_nor_mpi
 
 # Imported while a job starts or recovers: they take a job that was validated at its submission as it is.
 STARTS = (
-    *("ckpt.config", "ckpt.agent.__main__", "ckpt.checkpointer", "launcher.jobfile", "launcher.runner.runner"),
+    *("ckpt.config", "ckpt.agent.__main__", "ckpt.checkpointer", "launcher.job.jobfile", "launcher.runner.runner"),
     *("launcher.runner.script", "launcher.supervisor.standby", "launcher.supervisor.entry"),
 )
 
 
 def test_nothing_that_starts_or_recovers_a_job_loads_what_validates_files() -> None:
-    validators = ("pydantic", "yaml", "lifecycle.settings.validation")
+    validators = ("pydantic", "yaml", "holdfast.settings.validation")
     code = f"import sys, {', '.join(STARTS)}; print([m for m in {validators!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

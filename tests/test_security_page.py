@@ -15,10 +15,10 @@ _FILE = re.compile(r"`([a-z0-9_/]+/test_[a-z0-9_]+\.py)`")
 
 # By file: words of a statement, the test that shows it, and words of that test which say that it does so.
 PROOFS = {
-    "slurm/test_hook_trust.py": [
+    "test_slurm/test_hook_trust.py": [
         ("writes no hook while a file", "test_a_file_or_directory_that_a_neighbour_may_change_is_named", "raises"),
     ],
-    "launcher/test_shared_runs_folder.py": [
+    "test_launcher/test_shared_runs_folder.py": [
         (
             "the batch script refuses a folder",
             "test_the_batch_script_refuses_what_a_stranger_may_have_swapped",
@@ -37,21 +37,21 @@ PROOFS = {
             "communicate",
         ),
     ],
-    "ckpt/test_faulty_storage.py": [
+    "test_ckpt/test_faulty_storage.py": [
         (
             "says so before its first save",
             "test_an_empty_folder_planted_by_another_user_is_refused_before_it_is_marked",
             "belongs to uid",
         ),
     ],
-    "ckpt/test_planted.py": [
+    "test_ckpt/test_planted.py": [
         (
             "written through the directory that was checked",
             "test_the_folder_that_was_checked_is_the_one_that_is_written",
             "symlink_to",
         ),
     ],
-    "ckpt/test_s3.py": [
+    "test_ckpt/test_s3.py": [
         ("names its user", "test_the_keys_of_another_user_are_refused", "NamespaceError"),
         (
             "every request of the job names the account",
@@ -59,7 +59,7 @@ PROOFS = {
             "x-amz-expected-bucket-owner",
         ),
     ],
-    "ckpt/test_hostile_records.py": [
+    "test_ckpt/test_hostile_records.py": [
         ("more is refused unread", "test_a_record_that_is_too_long_is_refused_unread", "truncate"),
         (
             "8 million values",
@@ -70,19 +70,19 @@ PROOFS = {
         ("checked once", "test_chunks_that_ranks_have_in_common_cost_time_once", "many_rows_of_many_chunks"),
         ("Whatever else is wrong is one line", "test_no_mutation_of_a_manifest_or_record_gets_through", "mutate"),
     ],
-    "ckpt/test_record.py": [
+    "test_ckpt/test_record.py": [
         ("Numbers are checked", "test_a_hostile_chunk_is_refused", "CorruptError"),
     ],
-    "ckpt/test_exchange.py": [
+    "test_ckpt/test_exchange.py": [
         ("refuses every other name", "test_an_import_runs_nothing_of_what_is_in_the_directory", "not mark.exists()"),
     ],
-    "ckpt/test_hostile_dcp.py": [
+    "test_ckpt/test_hostile_dcp.py": [
         ("only regular files of the directory", "test_no_other_file_is_read", "secret"),
         ("no links", "test_what_is_no_regular_file_is_not_opened", "mkfifo"),
         ("a minute of processor time", "test_a_pickle_that_computes_for_ever_is_ended", "processor time"),
         ("so does memory", "test_an_object_that_takes_the_machines_memory_is_refused", "MemoryError"),
     ],
-    "lifecycle/test_isolation.py": [
+    "test_lifecycle/test_isolation.py": [
         (
             "pip installs as root only packages whose hashes",
             "test_provisioning_runs_no_planted_module_and_installs_no_package_with_another_hash",
@@ -91,16 +91,16 @@ PROOFS = {
         ("HyperPod's parameters", "test_the_parameters_of_another_user_beside_the_script_are_not_taken", "chown"),
         ("needs its SHA-256", "test_a_source_that_nothing_can_be_compared_with_is_refused", "sha256"),
     ],
-    "slurm/test_hooks_hostile.py": [
+    "test_slurm/test_hooks_hostile.py": [
         ("believe no name, path or environment", "test_no_input_crashes_a_hook_or_leads_it_elsewhere", "assert"),
     ],
-    "slurm/test_prolog.py": [
+    "test_slurm/test_prolog.py": [
         ("follow no link", "test_what_another_user_planted_is_removed_and_not_followed", "symlink_to"),
         ("`/dev/shm/holdfast-<uid>`", "test_the_jobs_memory_directory_is_its_users_alone", "0o700"),
         ("the prolog removes it", "test_a_user_who_plants_all_the_time_keeps_no_job_from_its_directory", "mkfifo"),
         ("the log names whose files", "test_a_memory_that_users_filled_keeps_no_job_away_which_is_told", "assert"),
     ],
-    "slurm/test_hooks_leftovers.py": [
+    "test_slurm/test_hooks_leftovers.py": [
         (
             "can neither stop nor slow",
             "test_the_user_can_neither_stop_nor_slow_what_a_hook_does_with_their_rights",
@@ -112,7 +112,7 @@ PROOFS = {
             "assert",
         ),
     ],
-    "lifecycle/provision/test_containers.py": [
+    "test_lifecycle/provision/test_containers.py": [
         ("enroot's below it", "test_a_stranger_neither_plants_nor_reads_what_enroot_keeps", "assert"),
     ],
     "flows/test_another_user.py": [
@@ -128,7 +128,7 @@ PROOFS = {
             "assert",
         ),
     ],
-    "launcher/test_channel_hostile.py": [
+    "test_launcher/test_channel_hostile.py": [
         (
             "closes the connection",
             "test_hostile_bytes_never_crash_the_server_and_only_the_secret_lets_in",
@@ -141,45 +141,45 @@ PROOFS = {
             "is_full",
         ),
     ],
-    "launcher/test_rendezvous_hosts.py": [
+    "test_launcher/test_rendezvous_hosts.py": [
         (
             "drops the packets of all hosts",
             "test_a_neighbour_on_another_host_neither_lists_nor_writes_the_store",
             "assert",
         ),
     ],
-    "launcher/test_job_socket.py": [
+    "test_launcher/test_job_socket.py": [
         ("at most 128 ranges", "test_ranges_hold_every_address_and_are_exact_while_few", "assert"),
     ],
-    "launcher/test_rendezvous.py": [
+    "test_launcher/test_rendezvous.py": [
         (
             "the runner's log says so",
             "test_where_the_kernel_allows_no_filter_the_store_works_and_the_log_says_so",
             "assert",
         ),
     ],
-    "launcher/test_doctor.py": [
+    "test_launcher/test_doctor.py": [
         ("`holdfast doctor` warns", "test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it", "assert"),
     ],
     "flows/test_memory_left_on_slurm.py": [
         ("goes with its user's next job", "test_the_next_runner_frees_the_memory_of_ended_jobs_alone", "assert"),
     ],
-    "launcher/test_hostile_folder.py": [
+    "test_launcher/test_hostile_folder.py": [
         ("shows one line for each", "test_a_hostile_folder_costs_no_more_than_its_own_line", "splitlines"),
         ("16 MiB of another user's events", "test_the_events_of_another_user_are_read_up_to_a_size", "chown"),
         ("control sequences as text", "test_a_log_controls_no_terminal_but_may_have_colours", "x1b"),
     ],
-    "launcher/test_dashboard_browser.py": [
+    "test_launcher/test_dashboard_browser.py": [
         ("read by other sites", "test_a_page_of_another_origin_sees_nothing", '"no fetch;" in told'),
     ],
-    "launcher/test_screens.py": [
+    "test_launcher/test_screens.py": [
         (
             "believes a folder only of its owner's job",
             "test_top_for_all_users_has_the_jobs_of_slurms_queue",
             "another user's job in this one's name",
         ),
     ],
-    "launcher/test_dashboard.py": [
+    "test_launcher/test_dashboard.py": [
         ("without the secret in its address", "test_without_the_secret_there_is_nothing", "404"),
         (
             "no name but that of the loopback address",
@@ -190,13 +190,13 @@ PROOFS = {
         ("cannot be framed", "test_no_answer_may_be_read_framed_or_kept_elsewhere", "x-frame-options"),
         ("change nothing", "test_nothing_can_be_changed_through_it", "501"),
     ],
-    "launcher/test_report.py": [
+    "test_launcher/test_report.py": [
         ("never markup", "test_text_of_others_is_shown_and_never_run", "HOSTILE"),
         ("or formulas", "test_csv_has_every_table_and_no_formulas", "'=HYPERLINK"),
         ("loads nothing", "test_the_report_needs_no_network_and_runs_nothing", "script"),
         ("Values that sound like secrets", "test_the_settings_in_a_report_have_no_secrets", "S3CRET"),
     ],
-    "launcher/test_observer.py": [
+    "test_launcher/test_observer.py": [
         ("URL of a webhook", "test_a_notice_that_cannot_be_delivered_is_logged_without_the_secret", "S3CRET"),
         ("URL of a webhook", "test_no_server_and_no_url_are_said_without_the_secret", "assert"),
     ],

@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ckpt.format.atomic_files import durable_write, read_regular
+from ckpt.format.atomic_files import read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.layout import Chunk, Layout
 from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
 from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
 from ckpt_bench.figures import Figure, timed_s
+from holdfast.base.files import durable_write
 
 WORLDS = (1024, 4096, 16384)
 _RANKS_PER_NODE = 8

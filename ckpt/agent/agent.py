@@ -42,7 +42,8 @@ from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
 from ckpt.tiers.open import lower_tiers
-from ckpt.timeouts import AgentDeadlines, within
+from ckpt.timeouts import AgentDeadlines
+from holdfast.base.deadlines import within
 
 _PARENT_POLL_S = 1.0
 _MEMORY_POLL_S = 1.0

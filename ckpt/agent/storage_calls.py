@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ckpt.errors import AgentError
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 T = TypeVar("T")
 

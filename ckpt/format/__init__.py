@@ -12,7 +12,7 @@ json_values    Python values as JSON and back
 json_kinds     types that JSON lacks: bytes, paths, dates, enums, dtypes
 boxes          boxes inside tensors, and the chunks that cover a box
 rank_grid      the ranks that hold parts of a tensor
-atomic_files   durable, private writes
+atomic_files   private directories, and reads of regular files
 file_lock      exclusive locks on files
 memory_names   the names in a node's memory directory
 """

@@ -1,4 +1,4 @@
-"""Durable, private writes. A reader sees the old file or the new one, never a part."""
+"""Private directories, and reads that take only regular files. Durable writes are in holdfast.base.files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import json
 import mmap
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -34,35 +33,6 @@ def private_directory(path: Path) -> None:
                 f"memory directory {level}: mode {status.st_mode & 0o777:o} of uid {status.st_uid}, "
                 f"expected a directory of mode 700 of uid {os.getuid()}; remove it"
             )
-
-
-def durable_write(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Writes a file of mode 0600 through a temporary name, fsync, rename and fsync of the directory.
-
-    Args:
-        path: the final name; an older file is replaced atomically.
-        sync: False on memory file systems, where fsync has no effect.
-
-    Raises:
-        OSError: the disk is full, read-only or failing; the older file is then untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # process ids are not unique between nodes
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if sync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_directory(path.parent)
 
 
 def open_regular(path: Path) -> int:
@@ -112,15 +82,6 @@ def map_regular(path: Path, start: int, nbytes: int) -> memoryview:
         # Copy-on-write, and never written: torch warns about read-only memory, and direct I/O refuses it.
         mapped = mmap.mmap(descriptor, start + nbytes - first, access=mmap.ACCESS_COPY, offset=first)
         return memoryview(mapped)[start - first :]
-    finally:
-        os.close(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames and deletions in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

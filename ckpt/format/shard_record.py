@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import CorruptError, StateError
-from ckpt.format.atomic_files import dump_json, durable_write, read_regular
+from ckpt.format.atomic_files import dump_json, read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count, checksum
 from ckpt.format.lasting import parse_metrics
 from ckpt.format.layout import Layout
 from ckpt.format.line import FIRST, Line
 from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import MAX_RANKS
+from holdfast.base.files import durable_write
 
 FORMAT = 1
 MAX_BYTES = 1 << 29  # of a record

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt.errors import CheckpointError
-from ckpt.format.atomic_files import durable_write
+from holdfast.base.files import durable_write
 
 ROWS = 64
 _HEADER_BYTES = 4096

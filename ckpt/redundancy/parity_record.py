@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.errors import CorruptError
-from ckpt.format.atomic_files import durable_write, read_regular
+from ckpt.format.atomic_files import read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import MAX_RANKS
 from ckpt.format.shard_record import FORMAT, MAX_BYTES, SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.redundancy.stripes import Stripes
+from holdfast.base.files import durable_write
 
 _MAX_MEMBERS = 256  # elements of the field of the parity
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import xxhash
 
-from ckpt.format.atomic_files import dump_json, durable_write
+from ckpt.format.atomic_files import dump_json
 from ckpt.format.line import Owner
 from ckpt.format.shard_record import SaveId
+from holdfast.base.files import durable_write
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MOUNT_POINT = 4  # field of mountinfo, see proc(5)

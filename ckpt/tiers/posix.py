@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, NamespaceError
-from ckpt.format.atomic_files import durable_write, open_regular, read_regular, sync_directory
+from ckpt.format.atomic_files import open_regular, read_regular
 from ckpt.format.lasting import NOTHING_ELSE, Lasting
 from ckpt.format.manifest import ShardPlace
 from ckpt.format.shard_record import SaveId
@@ -34,6 +34,7 @@ from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed, Tier, pins_in
+from holdfast.base.files import durable_write, sync_directory
 
 _TRASH = ".trash-"
 

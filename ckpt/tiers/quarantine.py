@@ -11,7 +11,8 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
-from ckpt.format.atomic_files import dump_json, durable_write
+from ckpt.format.atomic_files import dump_json
+from holdfast.base.files import durable_write
 
 REASON = "reason.json"
 _PREFIX = "bad-"  # on disk

@@ -1,4 +1,7 @@
 """What several packages need and what is no checkpoint, node or job. Imports the standard library alone.
 
-messages   catalogues of the messages between two kinds of processes, and the check of one
+files       durable writes; plain_file: reads files of other users safely; disk_read: reads with a deadline
+deadlines   waits with a deadline
+processes   finds and ends processes on this node
+messages    catalogues of the messages between two kinds of processes, and the check of one
 """

@@ -3,9 +3,11 @@
     app       all verbs, and the entry point
     init      holdfast init
     start     holdfast run, submit
+    progress  follows `run` in the terminal; folder_watch: whether the job's folder can still be written
     status    holdfast status, top
-    logs      holdfast logs
-    jobs      holdfast wait, scale, stop, cancel
+    logs      holdfast logs; log_text: makes the text of logs safe for a terminal
+    jobs      holdfast wait, scale, stop, cancel; waiting: the line of `wait`
+    checkpoint_plan  holdfast ckpt plan
     usage     holdfast usage
     supervise holdfast supervise
     doctor    holdfast doctor

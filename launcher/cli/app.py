@@ -50,7 +50,7 @@ class _CheckpointVerbs(_RoomVerbs):
 
     def _verbs(self) -> Any:
         from ckpt.cli.app import app as verbs
-        from launcher.checkpoint_plan import app as plan
+        from launcher.cli.checkpoint_plan import app as plan
 
         group = typer.main.get_group(plain(verbs))
         group.add_command(typer.main.get_command(plain(plan)), "plan")

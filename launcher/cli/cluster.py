@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json
 from launcher.cli.options import GROUP, Json
-from lifecycle.blocks import WaitLine, print_json
 from lifecycle.cluster.command import config
 
 app = typer.Typer(**GROUP, help="Start a Slurm on this machine, or configure one on AWS.")

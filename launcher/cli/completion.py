@@ -29,7 +29,7 @@ def _completion(values: Callable[[Any], Iterable[Completion]]) -> _Complete:
 def job_ids(ctx: Any) -> Iterable[Completion]:
     """The ids of all known jobs, newest first, with name and age; then the names."""
     from launcher.history.view import age
-    from launcher.registry import listed_jobs
+    from launcher.job.registry import listed_jobs
 
     jobs = listed_jobs()[::-1]
     yield from ((job.job_id, f"{job.name}, {age(job.submitted_s)} ago") for job in jobs)
@@ -46,7 +46,7 @@ def nodes_of_job(ctx: Any) -> Iterable[Completion]:
 @_completion
 def ranks_of_job(ctx: Any) -> Iterable[Completion]:
     """`all`, and the ranks that have written something."""
-    from launcher.logs import JobLogs, Selection
+    from launcher.submission.logs import JobLogs, Selection
 
     yield "all", "every worker"
     files = JobLogs(_job(ctx).folder, Selection(all_ranks=True, newest=True)).files()
@@ -56,7 +56,7 @@ def ranks_of_job(ctx: Any) -> Iterable[Completion]:
 @_completion
 def attempts_of_job(ctx: Any) -> Iterable[Completion]:
     """`newest`, and the attempts that have logs."""
-    from launcher.logs import JobLogs, Selection
+    from launcher.submission.logs import JobLogs, Selection
 
     yield "newest", "the newest attempt"
     yield from ((str(number), "") for number in JobLogs(_job(ctx).folder, Selection()).attempts())
@@ -77,7 +77,7 @@ def clusters(ctx: Any) -> Iterable[Completion]:
 
 
 def _job(ctx: Any) -> Any:
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
 
     # An option that still lacks its value ends the parsing: the words before it are then in `args`.
     return find_job(ctx.params["job"] or ctx.args[0])

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_block, print_json
 from launcher.cli.completion import clusters
 from launcher.cli.options import Folder, Json, refuse_url
-from lifecycle.blocks import WaitLine, print_block, print_json
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
     from launcher.doctor.examination import examine
     from launcher.doctor.page import page, verdict
     from launcher.errors import UsageError
-    from launcher.jobfile import load_job
+    from launcher.job.jobfile import load_job
     from lifecycle import Status
 
     if cluster not in (None, "slurm", "local"):

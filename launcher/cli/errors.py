@@ -51,7 +51,7 @@ class Complaints:
 
     def _print(self, message: str, exit_code: int) -> int:
         """Prints the problems that a message names, each on a line of its own; returns the exit code."""
-        from lifecycle.blocks import printable
+        from holdfast.blocks import printable
 
         problems = [printable(" ".join(line.split())) for line in message.splitlines()]
         if self._as_json:

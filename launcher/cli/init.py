@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from holdfast.blocks import print_json
 from launcher.cli.options import Json, refuse_url
 from launcher.cli.schema import text_of
 from launcher.errors import UsageError
-from lifecycle.blocks import print_json
 
 _TREE = Path(__file__).parents[2]
 _SHARE = "share/holdfast"

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.blocks import printable
 from launcher.history.status import JobStatus
 from launcher.history.view import age, state_style
-from launcher.registry import KnownJob
-from lifecycle.blocks import printable
+from launcher.job.registry import KnownJob
 
 _GAP = 2  # blanks between two columns
 _SHORT_NAME = 8

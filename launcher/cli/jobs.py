@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json, printable
 from launcher.cli.options import JobName, Json
-from lifecycle.blocks import WaitLine, print_json, printable
 
 
 def wait(job: JobName, as_json: Json = False) -> None:
@@ -21,10 +21,10 @@ def wait(job: JobName, as_json: Json = False) -> None:
     step is in a lower tier, 16 no step of the lower tiers can be restored. A job that is requeued has not ended. Ctrl-C
     ends only the waiting, with 130.
     """
+    from launcher.cli.waiting import StandingLine
     from launcher.history.view import ending
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import await_end
-    from launcher.waiting import StandingLine
 
     found = find_job(job)
     with StandingLine(sys.stderr) as line:
@@ -49,7 +49,7 @@ def scale(
     a step that all ranks agree on. Its state stays in memory. A new request replaces the earlier one; `auto` ends it:
     the job becomes as large as its job file allows.
     """
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import scale_job
 
     found = find_job(job)
@@ -77,7 +77,7 @@ def stop(
     job file needs a checkpoint section. A job that waits in Slurm's queue leaves it, unless --at-step or --after is
     given. A new request replaces the earlier one.
     """
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import stop_job
 
     at_s = None if after is None else time.time() + _seconds(after)
@@ -91,7 +91,7 @@ def stop(
 
 def cancel(job: JobName, as_json: Json = False) -> None:
     """End a job at once, without a last checkpoint. Its folder and its checkpoints stay."""
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import cancel_job
 
     found = find_job(job)

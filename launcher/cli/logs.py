@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.blocks import printable
 from launcher.cli.completion import attempts_of_job, nodes_of_job, ranks_of_job
+from launcher.cli.log_text import log_line
 from launcher.cli.options import JobName, Json
-from launcher.log_text import log_line
-from lifecycle.blocks import printable
 
 if TYPE_CHECKING:
-    from launcher.logs import LogFile, Selection
+    from launcher.submission.logs import LogFile, Selection
 
 
 def logs(
@@ -40,9 +40,9 @@ def logs(
     """
     from launcher.errors import UsageError
     from launcher.history.stored import StatusReader
-    from launcher.logs import Selection, follow_logs, print_logs
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import status_now
+    from launcher.submission.logs import Selection, follow_logs, print_logs
 
     if lines is not None and lines < 0:
         raise UsageError(f"--lines: got {lines}, expected 0 or more")

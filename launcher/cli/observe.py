@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json
 from launcher.cli.options import JobName, Json, refuse_url
-from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
-    from launcher.registry import KnownJob
+    from launcher.job.registry import KnownJob
     from launcher.report.facts import RunFacts
 
 _STDOUT = "-"
@@ -34,7 +34,7 @@ def report(
     It shows the attempts, faults and recoveries, where the time went, the checkpoints of each tier, the nodes, the
     resizes and the settings without secrets.
     """
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
 
     found = find_job(job)
     facts = _facts(found)
@@ -78,7 +78,7 @@ def metrics(
 
     if job is None:
         return typer.echo((GRAFANA if grafana else ALERTS).read_text(), nl=False)
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
 
     found = find_job(job)
     return typer.echo(openmetrics(found.name, found.job_id, _facts(found)), nl=False)
@@ -97,7 +97,7 @@ def dashboard(
     It listens on this machine only. From a laptop: `ssh -L 8080:127.0.0.1:PORT HOST`, then open the address with port
     8080.
     """
-    from launcher.dashboard import Dashboard
+    from launcher.screen.dashboard import Dashboard
 
     with Dashboard(port=port, socket_path=socket) as server:
         typer.echo(server.address)
@@ -130,6 +130,6 @@ def _write_tables(job: KnownJob, facts: RunFacts, folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, because reasons and log lines may be confidential."""
-    from ckpt import durable_write
+    from holdfast.base.files import durable_write
 
     durable_write(path, text.encode(errors="backslashreplace"))

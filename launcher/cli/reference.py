@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.settings.keys import Key, keys_of
 from launcher.cli.schema import TITLES, model_of, text_of
 from launcher.history.fields import COMMON, EVENTS, FieldType
-from lifecycle.settings.keys import Key, keys_of
 
 _FILES = {"job": "job_file", "site": "site", "health": "health", "heal": "heal", "hooks": "hooks"}
 _WIDTH = 100

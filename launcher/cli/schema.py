@@ -44,14 +44,14 @@ def text_of(name: str) -> str:
     """The schema of a file, as JSON text."""
     import json
 
-    from lifecycle.settings.schema import json_schema
+    from holdfast.settings.schema import json_schema
 
     return json.dumps(json_schema(model_of(name), TITLES[name]), indent=2)
 
 
 def model_of(name: str) -> Any:
     """The model of a file, by the name that `--of` takes."""
-    from launcher.jobfile import JobSpec
-    from lifecycle.settings.models import models
+    from launcher.job.jobfile import JobSpec
+    from lifecycle.site_files import models
 
     return JobSpec if name == "job" else models()[name]

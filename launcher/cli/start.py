@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json
 from launcher.cli.completion import clusters
 from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
-from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
-    from launcher.jobfile import JobSpec
+    from launcher.job.jobfile import JobSpec
 
 
 def run(
@@ -40,10 +40,10 @@ def run(
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires,
     15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored.
     """
-    from launcher.executor import Executor
-    from launcher.progress import follow
-    from launcher.registry import KnownJob
-    from lifecycle.blocks import console_on
+    from holdfast.blocks import console_on
+    from launcher.cli.progress import follow
+    from launcher.job.registry import KnownJob
+    from launcher.submission.executor import Executor
 
     arguments = context.meta[SCRIPT_ARGUMENTS]
     spec = _load(job_file, "local", nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
@@ -89,7 +89,7 @@ def submit(
     spec = _load(job_file, cluster, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     if dry_run or test_only:
         return _preview(spec, cluster, folder, flags, ask=test_only)
-    from launcher.executor import Executor
+    from launcher.submission.executor import Executor
 
     options = {"slurm_flags": flags} if cluster == "slurm" else {}
     with WaitLine("submitting"):
@@ -107,8 +107,8 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
 
     Where the job grows, its boosters get the sbatch options of the command line that describe nodes as well.
     """
-    from launcher import gpus
-    from launcher.jobfile import load_job
+    from launcher.job import gpus
+    from launcher.job.jobfile import load_job
 
     auto = gpus.of_this_machine if cluster == "local" else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
@@ -131,7 +131,7 @@ def _flag_values(flags: Sequence[str]) -> dict[str, str]:
 
 def _of_the_nodes(options: dict[str, str]) -> dict[str, str | bool]:
     """A flag without a value is true."""
-    from launcher.elastic import of_the_nodes
+    from launcher.job.elastic import of_the_nodes
 
     excluded = {"exclude": options["exclude"]} if options.get("exclude") else {}
     return {name: value or True for name, value in (of_the_nodes(options) | excluded).items()}
@@ -142,7 +142,7 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
     import shlex
 
     from launcher.errors import UsageError
-    from launcher.executor import sbatch_script, sbatch_test
+    from launcher.submission.executor import sbatch_script, sbatch_test
 
     if cluster != "slurm":
         option = "--test-only" if ask else "--dry-run"

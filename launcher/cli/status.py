@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json
 from launcher.cli.completion import job_ids, states
 from launcher.cli.options import JOB_HELP, Json
-from lifecycle.blocks import WaitLine, print_json
 
 if TYPE_CHECKING:
     from launcher.history.status import JobStatus
-    from launcher.registry import KnownJob
+    from launcher.job.registry import KnownJob
 
 _LISTED = 20
 
@@ -47,7 +47,7 @@ def status(
     --watch fills the terminal and is drawn again each second; into a pipe it prints the events as they come.
     """
     from launcher.errors import UsageError
-    from launcher.registry import find_job
+    from launcher.job.registry import find_job
     from launcher.submission.job_control import status_now
 
     if watch and (job is None or as_json):
@@ -60,16 +60,16 @@ def status(
         )
     found = find_job(job)
     if watch:
+        from holdfast.blocks import console_on
         from launcher.screen.watch import watch_job
-        from lifecycle.blocks import console_on
 
         return watch_job(found, console_on(sys.stdout))
     with WaitLine(f"reading the events of job {found.job_id}"):
         now = status_now(found)
     if as_json:
         return print_json({"job": found.to_mapping(), **now.to_mapping()})
+    from holdfast.blocks import print_block
     from launcher.history.view import render
-    from lifecycle.blocks import print_block
 
     print_block(render(now, f"{found.job_id}  {found.name}  ({found.cluster}, {found.folder})"))
     return None
@@ -87,8 +87,8 @@ def top(
     q or Ctrl-C ends the view. Into a pipe it prints a line for each job whose state changes, and every 10 seconds one
     for each that runs.
     """
+    from holdfast.blocks import console_on
     from launcher.screen.watch import watch_jobs
-    from lifecycle.blocks import console_on
 
     watch_jobs(console_on(sys.stdout), all_users=all_users)
 
@@ -96,7 +96,7 @@ def top(
 def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:
     from launcher.errors import UsageError
     from launcher.history.status import STATES
-    from launcher.registry import listed_jobs
+    from launcher.job.registry import listed_jobs
 
     if state is not None and state not in STATES:
         raise UsageError(f"--state: got {state!r}, expected one of {', '.join(STATES)}")
@@ -114,8 +114,8 @@ def _print_jobs(state: str | None, limit: int | None, as_json: bool) -> None:
         return None
     if not listed:
         return typer.echo(f"none of {len(jobs)} jobs is {state}")
+    from holdfast.blocks import console_on, print_block
     from launcher.cli.job_table import job_table
-    from lifecycle.blocks import console_on, print_block
 
     print_block(job_table(listed, console_on(sys.stdout).width))
     if has_more:

@@ -26,10 +26,10 @@ def supervise(
     The script has to `exec` this command, so that Slurm's signals reach it. `holdfast init` writes examples into
     sbatch_templates/.
     """
-    from launcher import gpus
-    from launcher.boosters import require_booster
-    from launcher.jobfile import load_job
-    from launcher.module_names import check_modules
+    from launcher.job import gpus
+    from launcher.job.booster_checks import require_booster
+    from launcher.job.jobfile import load_job
+    from launcher.job.module_names import check_modules
     from launcher.supervisor import supervise as run_to_its_end
     from slurm import JobEnvironment
 

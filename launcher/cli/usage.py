@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.blocks import WaitLine, print_json
 from launcher.cli.options import Json
-from lifecycle.blocks import WaitLine, print_json
 
 
 def usage(
@@ -23,7 +23,7 @@ def usage(
     A job counts as a booster by its name, NAME-booster-of-JOB. It needs slurmdbd. A site may show users only their own
     jobs (PrivateData).
     """
-    from launcher.usage import usage_of
+    from launcher.history.usage import usage_of
     from slurm import Slurm
 
     start = _start(since)
@@ -36,7 +36,7 @@ def usage(
         return None
     from rich.table import Table
 
-    from lifecycle.blocks import print_block
+    from holdfast.blocks import print_block
 
     table = Table(box=None, pad_edge=False)
     for heading in ("account", "own node-h", "borrowed node-h", "jobs", "boosters"):

@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 from launcher.connections.handshake_limit import Handshakes
 from launcher.connections.listener import ACCEPTS_A_TURN, Listener, listen
 from launcher.errors import LauncherError

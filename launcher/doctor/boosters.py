@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.boosters import booster_problems, partition_names
-from launcher.jobfile import JobSpec
+from launcher.job.booster_checks import booster_problems, partition_names
+from launcher.job.jobfile import JobSpec
 from lifecycle import Finding, Status
 from slurm import Slurm, SlurmError
 from slurm.preemption import BY_PARTITION, BY_QOS, Preemption, ends_jobs

@@ -21,7 +21,7 @@ from launcher.doctor.boosters import judge_boosters
 from launcher.doctor.node import finding_of
 from launcher.doctor.slurm_settings import judge_export, judge_settings
 from launcher.errors import LauncherError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.runner.port import PORTS
 from launcher.scheduler.local import require_mpirun
 from launcher.scheduler.mpirun import find_mpirun

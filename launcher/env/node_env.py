@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.blocks import print_json
 from launcher.env.env_lint import remarks
 from launcher.env.fabric import MODES, efa_devices, fabric_environment, plugin_path, read_nccl_log, wrong
 from launcher.errors import UsageError
 from lifecycle import expected, instance_type
-from lifecycle.blocks import print_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

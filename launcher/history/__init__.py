@@ -3,6 +3,9 @@
 events    events.jsonl: one line for each event
 fields    the kinds of events, and the fields of each
 status    the job's state
+outcome   how a job ends, and its exit codes
+tail      reads growing files
+usage     node-hours of each account, own and borrowed
 stored    the folded events in fold.json, so that an old job's status costs no more than a new one's
 steps     the step of each node now, in steps.json
 pace      the speed over the job's whole time

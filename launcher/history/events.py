@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.plain_file import open_plain
 from launcher.errors import LauncherError
 from launcher.history.fields import Event, as_event
-from launcher.plain_file import open_plain
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ckpt import durable_write
+from holdfast.base.files import durable_write
+from holdfast.base.plain_file import read_json
 from launcher.history.fields import is_count
-from launcher.plain_file import read_json
 
 _NAME = "steps.json"
 

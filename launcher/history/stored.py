@@ -21,11 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt import durable_write
+from holdfast.base.files import durable_write
+from holdfast.base.plain_file import open_plain, read_json
 from launcher.history.events import EventReader
 from launcher.history.fields import as_event, is_number
 from launcher.history.status import JobStatus, StatusFold
-from launcher.plain_file import open_plain, read_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.disk_read import DiskRead
+from holdfast.base.disk_read import DiskRead
+from holdfast.base.processes import die_with_parent
 from launcher.errors import LauncherError, NoAnswer
+from launcher.leadership.requeue import requeue, until_answered
 from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
-from launcher.processes import die_with_parent
-from launcher.requeue import requeue, until_answered
 from slurm import JobEnvironment, Slurm, SlurmError
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
-from ckpt import durable_write
-from launcher.notify import Notify, is_url
+from holdfast.base.files import durable_write
+from launcher.job.notify import Notify, is_url
 from launcher.observer.notices import Notice
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.core.faults import PREEMPTED
 from launcher.history.view import describe, duration
-from launcher.notify import Notify
+from launcher.job.notify import Notify
 
 Event = Mapping[str, Any]
 

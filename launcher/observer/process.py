@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpt import durable_write
+from holdfast.base.files import durable_write
+from holdfast.base.plain_file import read_json
 from launcher.history.events import Event
-from launcher.jobfile import JobSpec, read_job
-from launcher.notify import Metrics
+from launcher.job.jobfile import JobSpec, read_job
+from launcher.job.notify import Metrics
 from launcher.observer.delivery import Delivery, Heartbeat
 from launcher.observer.notices import Notices
 from launcher.observer.otlp import OtlpExport, is_asked
-from launcher.plain_file import read_json
 from launcher.report.live import EventFollower, LiveFacts
 
 if TYPE_CHECKING:

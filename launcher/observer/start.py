@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.observer.otlp import is_asked
 
 log = logging.getLogger(__name__)

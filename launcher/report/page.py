@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from holdfast.base.plain_file import read_json
 from launcher.history.status import JobStatus
 from launcher.history.view import duration, state_style
-from launcher.plain_file import read_json
-from launcher.registry import KnownJob
+from launcher.job.registry import KnownJob
 from launcher.report import charts
 from launcher.report.facts import RunFacts
 from launcher.report.tables import clock, share, tables_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from launcher.processes import cpu_ticks
+from holdfast.base.processes import cpu_ticks
 
 # Threads that only wait (NCCL's watchdog, a heartbeat) use much less; a worker that computes uses much more.
 BUSY_SHARE = 0.05

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.process.launch import PID_FILE
-from launcher import gpus
+from holdfast.base.processes import end_all, environment_of, handles
 from launcher.connections.channel import Message
 from launcher.env.fabric import fabric_environment
-from launcher.jobfile import JobSpec
-from launcher.processes import end_all, environment_of, handles
-from launcher.program import module_file, uses_torch_compile
+from launcher.job import gpus
+from launcher.job.jobfile import JobSpec
+from launcher.job.program import module_file, uses_torch_compile
 from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig

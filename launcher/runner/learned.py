@@ -29,8 +29,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from ckpt import durable_write
-from launcher.plain_file import read_json
+from holdfast.base.files import durable_write
+from holdfast.base.plain_file import read_json
 
 _ROUNDS = 12  # imports of the whole list, each without what the earlier ones have found
 _ROUND_S = 300.0

@@ -18,17 +18,17 @@ import time
 from collections.abc import Coroutine
 
 from ckpt import CheckpointError
+from holdfast.base.disk_read import DiskRead
 from holdfast.base.messages import MalformedMessage, check_whole
+from holdfast.base.processes import die_with_parent
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.host_addresses import own_addresses
 from launcher.connections.messages import TO_RUNNER
-from launcher.disk_read import DiskRead
 from launcher.errors import LauncherError, UsageError
-from launcher.jobfile import JobSpec, read_job
+from launcher.job.jobfile import JobSpec, read_job
+from launcher.job.run_liveness import verdict
 from launcher.leadership.succession import Succession
 from launcher.leadership.terms import SUSPECT_S
-from launcher.processes import die_with_parent
-from launcher.run_liveness import verdict
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memory import (

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launcher.module_names import give_back
-from launcher.processes import die_with_parent
+from holdfast.base.processes import die_with_parent
+from launcher.job.module_names import give_back
 from launcher.runner.last_words import LastWords
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank

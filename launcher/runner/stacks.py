@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.processes import handles, state_of, status_of
+from holdfast.base.processes import handles, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 

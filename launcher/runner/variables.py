@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.env import failure_domains
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.runner.cache import VARIABLE, cache_dir
 from launcher.runner.config import RunnerConfig
 

@@ -43,7 +43,7 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
     raise
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.processes import adopt_orphans, die_with_parent
+from holdfast.base.processes import adopt_orphans, die_with_parent
 from launcher.runner import extensions, learned
 from launcher.runner.last_words import LastWords, end_of
 from launcher.runner.learned import Learned

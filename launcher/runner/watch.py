@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Board, CheckpointError, Monitor
-from launcher.processes import environment_of, state_of
+from holdfast.base.processes import environment_of, state_of
 
 log = logging.getLogger(__name__)
 

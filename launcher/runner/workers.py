@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt.agent.process.launch import PYTHON
-from launcher.processes import descendants, end_all, session_pids
+from holdfast.base.processes import descendants, end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.scheduler.cluster import Cluster
 
 

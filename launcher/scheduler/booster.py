@@ -14,8 +14,8 @@ from pathlib import Path
 import ckpt.agent.process.launch as agent_launch
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError
-from launcher.jobfile import read_job
-from launcher.run_id import base_job
+from launcher.job.jobfile import read_job
+from launcher.job.run_id import base_job
 from launcher.runner.config import ALLOCATION
 from slurm import JobEnvironment, Slurm, SlurmError
 

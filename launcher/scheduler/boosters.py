@@ -16,10 +16,10 @@ from ckpt.agent.process.launch import PYTHON, outside_our_step
 from launcher.core.boosters import PREEMPTED
 from launcher.core.inputs import AllocationState
 from launcher.env.containers import of_the_batch
-from launcher.jobfile import JobSpec
-from launcher.sbatch_options import NOT_FROM_ENVIRONMENT
+from launcher.history.tail import Tail
+from launcher.job.jobfile import JobSpec
+from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT
 from launcher.scheduler.cluster import SeenAllocation
-from launcher.tail import Tail
 from slurm import Slurm
 from slurm.hostlist import compress, expand
 from slurm.records import NamedJob

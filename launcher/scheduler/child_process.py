@@ -9,8 +9,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckpt.timeouts import within
-from launcher.processes import die_with_parent
+from holdfast.base.deadlines import within
+from holdfast.base.processes import die_with_parent
 
 
 class ChildProcess:

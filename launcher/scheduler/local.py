@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
-from launcher import gpus, run_liveness
+from holdfast.base.processes import end_all, pids_with_environment
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
-from launcher.jobfile import JobSpec
-from launcher.processes import end_all, pids_with_environment
-from launcher.run_id import local_run_id
+from launcher.job import gpus, run_liveness
+from launcher.job.jobfile import JobSpec
+from launcher.job.run_id import local_run_id
 from launcher.runner.config import ALLOCATION, MACHINE_GPUS
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.scheduler.child_process import ChildProcess

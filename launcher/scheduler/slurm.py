@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
-from launcher import run_liveness
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
-from launcher.jobfile import JobSpec
-from launcher.requeue import requeue
-from launcher.run_id import slurm_run_id
+from launcher.job import run_liveness
+from launcher.job.jobfile import JobSpec
+from launcher.job.run_id import slurm_run_id
+from launcher.leadership.requeue import requeue
 from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
 from launcher.scheduler.boosters import SlurmBoosters

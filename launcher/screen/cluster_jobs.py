@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
 from launcher.history.view import plural
-from launcher.registry import KnownJob, is_job, job_of_folder
+from launcher.job.registry import KnownJob, is_job, job_of_folder
 from launcher.submission.job_control import OUTCOMES, by_events, by_queue
 from slurm import Slurm, SlurmError
 from slurm.records import QueuedJob

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from holdfast.blocks import printable
 from launcher.history.status import JobStatus
-from lifecycle.blocks import printable
 
 _GAP = 2
 _LONGEST_NAME = 24

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
+from holdfast.blocks import printable
 from launcher.history.status import JobStatus
 from launcher.history.view import duration, event_line, plural, state_style
-from launcher.registry import KnownJob
+from launcher.job.registry import KnownJob
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.words import fault_line, sparkline, tier_rows, what_next
-from lifecycle.blocks import printable
 
 _LABEL = 8  # width of the labels at the left
 _LEAST_EVENTS = 4  # lines for events, as long as the nodes can do with fewer

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
+from holdfast.blocks import printable
+from launcher.history.outcome import EXIT_CODES
 from launcher.history.status import JobStatus
 from launcher.history.view import age, state_style
-from launcher.outcome import EXIT_CODES
-from launcher.registry import KnownJob
+from launcher.job.registry import KnownJob
 from launcher.screen.words import sparkline
-from lifecycle.blocks import printable
 
 _GAP = 2
 _SHORT_ID, _SHORT_NAME, _BARS = 10, 12, 24

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from lifecycle.blocks import Escaped
+from holdfast.blocks import Escaped
 
 _REDRAW_S = 1.0
 _QUIT = b"qQ\x03"

@@ -9,17 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.base.plain_file import read_json
+from holdfast.blocks import Escaped, printable
 from launcher.history.events import EventReader
 from launcher.history.status import JobStatus
 from launcher.history.view import ending, event_line, standing
-from launcher.plain_file import read_json
-from launcher.registry import KnownJob, listed_jobs
+from launcher.job.registry import KnownJob, listed_jobs
 from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.job import job_lines
 from launcher.screen.jobs import has_ended, job_words, jobs_lines
 from launcher.screen.show import show
 from launcher.submission.job_control import JobFollower
-from lifecycle.blocks import Escaped, printable
 
 _POLL_S = 1.0
 _STANDING_EVERY_S = 10.0  # between two lines with the state, where there is no screen

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.history.outcome import EXIT_CODES
 from launcher.history.recovery import Recovery
 from launcher.history.status import JobStatus, TierState
 from launcher.history.view import ending, plural
-from launcher.outcome import EXIT_CODES
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"

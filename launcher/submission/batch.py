@@ -8,7 +8,7 @@ import sys
 import submitit
 
 from launcher.errors import JobFailed, LauncherError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.submission.outcome import settle
 from launcher.submission.request import wait_for_request
 from slurm import SlurmError

@@ -19,14 +19,14 @@ from typing import Any
 
 from submitit.core.utils import JobPaths
 
-from ckpt.timeouts import within
-from launcher import gpus
-from launcher.boosters import require_booster
+from holdfast.base.deadlines import within
 from launcher.connections.channel import ChannelError, connect
 from launcher.errors import LauncherError
-from launcher.jobfile import JobSpec
+from launcher.history.outcome import Outcome
+from launcher.job import gpus
+from launcher.job.booster_checks import require_booster
+from launcher.job.jobfile import JobSpec
 from launcher.leadership.terms import newest
-from launcher.outcome import Outcome
 from launcher.submission.outcome import settle
 from slurm import JobEnvironment
 

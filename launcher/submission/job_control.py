@@ -11,21 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.base.plain_file import open_plain, read_json
 from launcher.errors import LauncherError, UsageError
+from launcher.history.outcome import EXIT_CODES, Outcome
 from launcher.history.status import JobStatus
 from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
 from launcher.history.view import plural
-from launcher.outcome import EXIT_CODES, Outcome
-from launcher.plain_file import open_plain, read_json
-from launcher.registry import KnownJob
-from launcher.scale_request import ScaleRequest
-from launcher.stop_request import StopRequest
+from launcher.job.registry import KnownJob
+from launcher.job.scale_request import ScaleRequest
+from launcher.job.stop_request import StopRequest
+from launcher.job.supervisor_process import Process
 from launcher.submission.queue import why_it_waits
-from launcher.supervisor_process import Process
 
 if TYPE_CHECKING:
-    from launcher.jobfile import JobSpec
+    from launcher.job.jobfile import JobSpec
     from slurm.records import Job, QueuedJob
 
 OUTCOMES = (
@@ -254,7 +254,7 @@ def scale_job(job: KnownJob, nodes: int | None) -> str:
 
 def _spec(folder: Path) -> JobSpec:
     """The job from its supervisor's job.json; before there is one, from the submitted request."""
-    from launcher.jobfile import JobSpec, read_job
+    from launcher.job.jobfile import JobSpec, read_job
 
     if (folder / "job.json").exists():
         return read_job(folder)

@@ -17,11 +17,11 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.errors import LauncherError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
+from launcher.job.supervisor_process import Process
 from launcher.scheduler.local import require_machine
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
-from launcher.supervisor_process import Process
 
 
 class SupervisedLocalJob(SupervisedJob, LocalJob):

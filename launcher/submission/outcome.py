@@ -10,8 +10,8 @@ from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from launcher.errors import JobFailed
-from launcher.jobfile import JobSpec
-from launcher.outcome import Outcome
+from launcher.history.outcome import Outcome
+from launcher.job.jobfile import JobSpec
 from launcher.submission.request import read_request
 
 _POLL_S = 0.5

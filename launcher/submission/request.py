@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckpt import durable_write
+from holdfast.base.files import durable_write
+from holdfast.base.plain_file import read_json
 from launcher.errors import LauncherError, UsageError
-from launcher.plain_file import read_json
 from slurm.trust import Trust, TrustError
 
 NAME = "submission.json"

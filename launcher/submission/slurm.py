@@ -17,14 +17,14 @@ from typing import Any
 from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
 
-from ckpt import durable_write
 from ckpt.agent.process.launch import PYTHON
-from launcher import gpus
-from launcher.boosters import require_booster
+from holdfast.base.files import durable_write
 from launcher.env.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
-from launcher.jobfile import JobSpec
-from launcher.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_option
+from launcher.job import gpus
+from launcher.job.booster_checks import require_booster
+from launcher.job.jobfile import JobSpec
+from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from slurm import Slurm

@@ -16,7 +16,7 @@
 Public names: supervise, Outcome.
 """
 
-from launcher.outcome import Outcome
+from launcher.history.outcome import Outcome
 from launcher.supervisor.entry import supervise
 
 __all__ = ["Outcome", "supervise"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 from launcher.core.commands import AskAllocation, EndAllocation
 from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input, Terminated
 from launcher.core.state import BoosterPhase, State

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from holdfast.base.processes import die_with_parent
+from launcher.history.outcome import EXIT_CODES, Outcome
 from launcher.leadership.terms import LeaseWatch, newest_number
-from launcher.outcome import EXIT_CODES, Outcome
-from launcher.processes import die_with_parent
 from launcher.runner.step_signals import WARNINGS
 
 log = logging.getLogger(__name__)

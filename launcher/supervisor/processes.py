@@ -8,12 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 
+from holdfast.base.disk_read import DiskRead
 from launcher.core.commands import AdoptAgents, StartAgents
 from launcher.core.inputs import AgentsEnded, Input, LaunchEnded
-from launcher.disk_read import DiskRead
 from launcher.env import failure_domains
 from launcher.errors import LauncherError
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
 from launcher.scheduler.cluster import AgentsHandle, Cluster
 

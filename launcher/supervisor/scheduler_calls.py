@@ -10,7 +10,7 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.inputs import Input
 from launcher.errors import LauncherError, TooFewNodes
-from launcher.requeue import until_answered
+from launcher.leadership.requeue import until_answered
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
 

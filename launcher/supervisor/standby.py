@@ -127,7 +127,7 @@ def main() -> int:
         os._exit(0)  # at once, even during an import, because the runner may need to start the next standby
     decided.set()
     loading.join()
-    from launcher.jobfile import read_job
+    from launcher.job.jobfile import read_job
     from launcher.supervisor.entry import supervise_here
 
     spec = read_job(job_dir)

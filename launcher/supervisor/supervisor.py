@@ -26,15 +26,15 @@ from launcher.core.state import State
 from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
+from launcher.history.outcome import EXIT_CODES, Outcome, done, is_unsaved, kept, unsaved
 from launcher.history.status import StatusFold
 from launcher.history.stored import StatusReader
-from launcher.jobfile import JobSpec
+from launcher.job.jobfile import JobSpec
+from launcher.job.scale_request import ScaleRequest
+from launcher.job.stop_request import StopRequest
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
-from launcher.outcome import EXIT_CODES, Outcome, done, is_unsaved, kept, unsaved
-from launcher.scale_request import ScaleRequest
 from launcher.scheduler.cluster import Cluster
-from launcher.stop_request import StopRequest
 from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from launcher.core import inputs
 from launcher.core.inputs import Input
-from launcher.scale_request import ScaleRequest
-from launcher.stop_request import StopRequest
+from launcher.job.scale_request import ScaleRequest
+from launcher.job.stop_request import StopRequest
 
 LOOK_S = 1.0
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lifecycle.blocks import print_json
+from holdfast.base.files import publish
+from holdfast.blocks import print_json
 from lifecycle.cluster.request import Capacity, ClusterRequest, Kind
 from lifecycle.errors import LifecycleError, NodeUsageError
-from lifecycle.files import publish
 
 _CREATE = "create.sh"
 

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 import lifecycle
+from holdfast.settings.validation import validated
 from lifecycle.cluster.request import ClusterRequest
 from lifecycle.errors import NodeUsageError
 from lifecycle.heal.settings import HealSettings
 from lifecycle.provision.site import Site
-from lifecycle.settings.validation import validated
 
 PROVISION, SETTINGS, LOGIN_SETTINGS, CHECK = "on_create.sh", "settings.sh", "settings_login.sh", "check.sh"
 ENTRY, INIT_COMPLETE = "hyperpod_on_create.sh", "hyperpod_on_init_complete.sh"

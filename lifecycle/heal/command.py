@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import WaitLine, print_json
+from holdfast.blocks import WaitLine, print_json
+from holdfast.settings.errors import SettingsError
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.heal.case import HealOutcome
 from lifecycle.heal.healer import Healer
@@ -55,7 +56,12 @@ def heal(
     while True:
         try:
             _print(_look(settings, state), settings, as_json)
-        except (SlurmError, LifecycleError) as error:  # no controller, or a full disk: both may be temporary
+        except (
+            SlurmError,
+            LifecycleError,
+            SettingsError,
+        ) as error:
+            # no controller, a full disk, a file just being edited: all may be temporary
             typer.echo(f"holdfast node heal: {error}", err=True)
         time.sleep(every_s)
 
@@ -159,7 +165,7 @@ def _print_offenders(found: Sequence[Offender]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lifecycle.blocks import print_block
+    from holdfast.blocks import print_block
 
     table = Table(
         "node", "lemon", "reboots", "replaced", "failed", "incidents", "last", "what", box=None, pad_edge=False

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from holdfast.base.files import publish
 from lifecycle.errors import LifecycleError
-from lifecycle.files import publish
 from slurm.hooks.places import SettingsError, read_of_root
 
 HISTORY_FILE = Path("/var/lib/holdfast/heal.json")

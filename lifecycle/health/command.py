@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from lifecycle.blocks import WaitLine, print_json
+from holdfast.blocks import WaitLine, print_json
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.health.catalog import CHECKS, select
 from lifecycle.health.check import VERDICT_FILE, Check, CheckedNode, Level

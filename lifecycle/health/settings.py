@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lifecycle.settings.keys import key
-from lifecycle.settings.yaml_file import read_settings
+from holdfast.settings.keys import key
+from holdfast.settings.yaml_file import read_settings
 
 SETTINGS_FILE = Path("/etc/holdfast/health.yaml")
 
@@ -78,6 +78,6 @@ class Settings:
         Raises:
             UsageError: the file cannot be read, or something in it is not valid.
         """
-        from lifecycle.settings.validation import validated  # here, because runners import this but read no file
+        from holdfast.settings.validation import validated  # here, because runners import this but read no file
 
         return validated(cls, read_settings(path), source=str(path))

@@ -9,7 +9,7 @@ from typing import IO
 from rich.table import Table
 from rich.text import Text
 
-from lifecycle.blocks import print_block, print_json
+from holdfast.blocks import print_block, print_json
 from lifecycle.health.check import Check
 from lifecycle.health.finding import Status
 from lifecycle.health.verdict import Verdict

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lifecycle.files import publish
+from holdfast.base.files import publish
 from lifecycle.health.check import CheckedNode, Level
 from lifecycle.health.finding import Finding, Status, overall
 

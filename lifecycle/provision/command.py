@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lifecycle.blocks import print_json
+from holdfast.blocks import print_json
+from holdfast.settings.errors import SettingsError
+from holdfast.settings.yaml_file import read_settings
 from lifecycle.errors import LifecycleError, NodeUsageError
 from lifecycle.hyperpod import RESOURCE_CONFIG
 from lifecycle.provision.fetch import CACHE_DIRECTORY, Fetch
@@ -25,7 +27,6 @@ from lifecycle.provision.resume import arm, disarm
 from lifecycle.provision.site import SITE_FILE, Site
 from lifecycle.provision.step import ProvisionedNode, Step
 from lifecycle.provision.walk import Ending, StepOutcome, walk
-from lifecycle.settings.yaml_file import read_settings
 from slurm import SlurmError
 from slurm.command import CommandError, CommandRunner, Result, run
 
@@ -146,7 +147,7 @@ def _planned(step: Step, node: ProvisionedNode, fetch: Fetch) -> dict[str, str]:
         return {"step": step.name, "plan": "apply", "detail": step.goal(node)}
     except CommandError as error:
         return {"step": step.name, "plan": "apply", "detail": f"not known yet: {error.reason}: {error.result.argv[0]}"}
-    except (LifecycleError, SlurmError, OSError) as error:
+    except (LifecycleError, SettingsError, SlurmError, OSError) as error:
         return {"step": step.name, "plan": "would fail", "detail": str(error)}
 
 
@@ -156,7 +157,7 @@ def _print_plan(rows: Sequence[Mapping[str, str]], as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lifecycle.blocks import print_block
+    from holdfast.blocks import print_block
 
     styles = {"apply": "yellow", "nothing to do": "green", "would fail": "red", "skip": "dim"}
     table = Table("step", "plan", "detail", box=None, pad_edge=False)

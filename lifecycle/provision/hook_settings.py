@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from holdfast.settings.keys import key
+from holdfast.settings.validation import validated
+from holdfast.settings.yaml_file import parse_yaml, settings_of
 from lifecycle.errors import NodeUsageError
-from lifecycle.settings.keys import key
-from lifecycle.settings.validation import validated
-from lifecycle.settings.yaml_file import parse_yaml, settings_of
 from slurm.errors import SlurmError
 from slurm.hooks.drains import at_most
 from slurm.hooks.places import SettingsError, read_of_root

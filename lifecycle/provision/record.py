@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from lifecycle.files import publish
+from holdfast.base.files import publish
 
 RECORD_FILE = "/var/lib/holdfast/provision.json"
 

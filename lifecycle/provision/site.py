@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lifecycle.settings.keys import key
-from lifecycle.settings.validation import got, validated
+from holdfast.settings.keys import key
+from holdfast.settings.validation import got, validated
 from lifecycle.versions import table
 
 SITE_FILE = Path("/etc/holdfast/node.yaml")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.base.files import publish
 from lifecycle.errors import LifecycleError
-from lifecycle.files import publish
 from lifecycle.instance import expected, instance_type
 from lifecycle.provision.site import Site
 from slurm.command import CommandRunner

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.settings.errors import SettingsError
 from lifecycle.errors import LifecycleError
 from lifecycle.provision.record import RECORD_FILE, StepsRecord
 from lifecycle.provision.step import ProvisionedNode, Step
@@ -101,7 +102,7 @@ def _one(step: Step, node: ProvisionedNode, record: StepsRecord, before_change: 
         step.verify(node)
         record.done(step.name)
         return ended(Ending.DONE)
-    except (LifecycleError, SlurmError, OSError) as error:
+    except (LifecycleError, SettingsError, SlurmError, OSError) as error:
         _log.exception("%s failed", step.name)
         return ended(Ending.FAILED, " ".join(str(error).split()))
 

@@ -12,7 +12,7 @@ from typing import Any
 from main_job import Watch
 
 from launcher import Executor, JobSpec
-from launcher.registry import find_job
+from launcher.job.registry import find_job
 from launcher.submission.job_control import scale_job, stop_job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "elastic_ddp" / "train.py"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "flows")]  # the rooms before the folders of tests that have their names
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "flows")]
 
 from broken_job import BrokenJob  # noqa: E402
 from PIL import Image  # noqa: E402

@@ -13,7 +13,7 @@ from main_job import Watch
 
 from launcher import Executor, JobSpec
 from launcher.history.recovery import recoveries
-from launcher.registry import find_job
+from launcher.job.registry import find_job
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import stop_job
 

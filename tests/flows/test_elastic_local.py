@@ -19,8 +19,8 @@ from ckpt.tiers.reads import reader, verify
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.tier import Tier
 from launcher import Executor, JobSpec
-from launcher.registry import find_job
-from launcher.run_id import local_run_id
+from launcher.job.registry import find_job
+from launcher.job.run_id import local_run_id
 from launcher.runner.memory import memory_dir
 from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job, scale_job

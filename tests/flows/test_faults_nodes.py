@@ -11,7 +11,7 @@ import pytest
 from broken_job import EVERY, RECOVERY_S, BrokenJob
 from slurm_kit import ends_as, job_state, shown, status, submit, write_job
 
-from launcher.outcome import EXIT_CODES
+from launcher.history.outcome import EXIT_CODES
 from lifecycle.heal.lemons import read_incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]

@@ -39,7 +39,7 @@ with Checkpointer.from_env() as ckpt:
 SUPERVISE = """
 import sys
 from pathlib import Path
-from launcher.jobfile import load_job
+from launcher.job.jobfile import load_job
 from launcher.supervisor import supervise
 supervise(load_job(Path("job.yaml")), Path("job"), "local")
 """

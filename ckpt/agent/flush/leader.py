@@ -24,7 +24,7 @@ from ckpt.sections import AUTO, TierSection
 from ckpt.tiers.last_seen import remember
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.tier import Tier
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 
 class FlushLeader(Part):

@@ -17,7 +17,7 @@ from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 Row = tuple[SaveId, ParitySet, int]
 

@@ -22,7 +22,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import note_quarantined, noted_reason
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 _DISK_PART = 0.8  # of a message's deadline: time for this node's disk, so that one that hangs is passed over in time
 _AT_ONCE = 2  # shards fetched at once: while one fills the network, the first bytes of the other are requested

@@ -16,7 +16,8 @@ from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, Transfer, Transport, Tra
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
-from ckpt.timeouts import AgentDeadlines, within
+from ckpt.timeouts import AgentDeadlines
+from holdfast.base.deadlines import within
 
 T = TypeVar("T")
 Moving = tuple[Transfer, "asyncio.Future[None]"]  # a range under way, and the future that its end completes

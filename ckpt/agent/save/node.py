@@ -31,7 +31,7 @@ from ckpt.format.memory_names import StoredName, copy_stem, own_stem
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.quarantine import forget_notes
-from ckpt.timeouts import within
+from holdfast.base.deadlines import within
 
 _REMEMBER = 64  # number of dropped steps to remember
 

@@ -16,10 +16,11 @@ import xxhash
 
 from ckpt.config import CheckpointConfig, Place, environment_of, owner_of
 from ckpt.errors import ConfigError
-from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, durable_write, private_directory
+from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, private_directory
 from ckpt.format.file_lock import locked
 from ckpt.format.line import Owner
 from ckpt.tiers.posix import SharedTier
+from holdfast.base.files import durable_write
 
 LOG = "agent.log"
 _NOTE = "solo.json"

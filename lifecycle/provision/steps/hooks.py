@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import slurm
-from lifecycle.files import publish
+from holdfast.base.files import publish
 from lifecycle.provision.hook_settings import read_hook_settings
 from lifecycle.provision.step import ProvisionedNode, Step, StepError
 from slurm.errors import SlurmError

@@ -1,0 +1,358 @@
+"""A submitit executor for supervised jobs, which survive the loss of nodes.
+
+executor = Executor(folder="runs/%j")
+executor.update_parameters(nodes=8, spares=1, gpus_per_node=8, timeout_min=1440, slurm_partition="train")
+job = executor.submit(Torchrun("train.py", "--lr", "3e-4"))
+job.result()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.auto.auto import flexible_init
+from submitit.core.core import Executor as BaseExecutor
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission, JobPaths
+
+from launcher.errors import UsageError
+from launcher.job import gpus, run_liveness
+from launcher.job.booster_checks import check_boosters
+from launcher.job.jobfile import JobSpec
+from launcher.job.module_names import check_modules
+from launcher.job.registry import KnownJob, remember
+from launcher.submission.in_allocation import run_here
+from launcher.submission.job import LocalJob, SlurmJob
+from launcher.submission.local import SupervisedLocalExecutor
+from launcher.submission.request import make_folder
+from launcher.submission.slurm import SupervisedSlurmExecutor
+from slurm.command import run
+
+_STAT_S = 30.0
+_log = logging.getLogger(__name__)
+_EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
+_JOBS = {"slurm": SlurmJob, "local": LocalJob}
+# update_parameters() names that describe the job itself -> the job file's names.
+_JOB_PARAMETERS = {
+    "name": "name",
+    "nodes": "nodes",
+    "spares": "spares",
+    "gpus_per_node": "gpus_per_node",
+    "workers_per_node": "workers_per_node",
+    "timeout_min": "time",
+}
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Torchrun:
+    """A training program to run on every node under torch elastic, as torchrun would.
+
+    Pass it to `Executor.submit`. Or call it inside a job of any other executor, or on a laptop: the script then runs
+    there, and the call returns the outcome. See `launcher.submission.in_allocation`.
+
+    Args:
+        script: path of the script; relative to the working directory at submission.
+        args: its arguments.
+        module: whether `script` is a module's name, as torchrun's -m.
+        no_python: whether `script` is any other program, as torchrun's --no-python. Such a job needs a `name`.
+        options: further keys of the job file: name, workers_per_node, env, restart, checkpoint, slurm.
+
+    Raises:
+        UsageError: both `module` and `no_python` are true.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    key: str
+    options: Mapping[str, Any]
+
+    def __init__(
+        self,
+        script: str | os.PathLike[str],
+        *args: str,
+        module: bool = False,
+        no_python: bool = False,
+        **options: Any,
+    ) -> None:
+        if module and no_python:
+            raise UsageError("Torchrun: got module and no_python, expected one of them at most")
+        object.__setattr__(self, "script", os.fspath(script))
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "key", "module" if module else "command" if no_python else "script")
+        object.__setattr__(self, "options", options)
+
+    def mapping(self, *args: str) -> dict[str, Any]:
+        """The same job as keys of a job file, with further arguments for the script."""
+        program = [self.script] if self.key == "command" else self.script
+        return {**self.options, self.key: program, "args": [*self.args, *args]}
+
+    def __call__(self, *args: str) -> dict[str, Any]:
+        """Run the script on the nodes of the current Slurm job; outside of Slurm, on the local cluster.
+
+        Returns:
+            The outcome as plain data: name, step, exit_code, reason, seconds.
+
+        Raises:
+            JobFailed: the job ended before it was done.
+            UsageError: the options are not valid.
+            SystemExit: the job has stopped, and continues when Slurm has requeued the current job.
+        """
+        return run_here(self.mapping(*args), f"Torchrun({self.script!r})")
+
+    def checkpoint(self, *args: str) -> DelayedSubmission:
+        """submitit runs the result after a requeue: the same script, which continues from its checkpoints."""
+        return DelayedSubmission(self, *args)
+
+
+class Executor(submitit.AutoExecutor):
+    """A submitit executor for supervised training jobs.
+
+    It has the parameters of submitit's AutoExecutor. update_parameters() has two more: `spares` (warm nodes that
+    replace lost ones) and `workers_per_node`. Submissions in one batch() with the same sbatch options become one job
+    array. Each job of the array has its own nodes, folder and supervisor.
+
+    Args:
+        folder: the folder of each job's files. %j stands for the job's id and is added if it is missing. On Slurm the
+            folder must be on a file system that all nodes share.
+        cluster: "slurm" or "local"; None: Slurm if srun is found, else local.
+        kwargs: arguments of submitit's executors, prefixed by the cluster's name: slurm_python=...
+
+    Raises:
+        UsageError: there is no such cluster, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
+        self.cluster = cluster or self.which()
+        if self.cluster not in _EXECUTORS:
+            raise UsageError(f"cluster: got {self.cluster!r}, expected one of {', '.join(_EXECUTORS)}")
+        folder = _with_job_id(folder)
+        _check_writable(JobPaths.get_first_id_independent_folder(folder))
+        self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
+        self._executor.job_class = _JOBS[self.cluster]
+        self._deprecated_args: dict[str, str] = {}
+        self._job_parameters: dict[str, Any] = {}
+        BaseExecutor.__init__(self, self._executor.folder, self._executor.parameters)
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        for key in list(kwargs):
+            name = key.removeprefix(f"{self.cluster}_")
+            if name == "tasks_per_node":
+                raise UsageError(f"{key}: not a parameter of a supervised job; set workers_per_node")
+            if name in _JOB_PARAMETERS:
+                value = kwargs.pop(key)
+                if value is not None:
+                    self._job_parameters[_JOB_PARAMETERS[name]] = value
+        super()._internal_update_parameters(**kwargs)
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[Job[Any]]:
+        specs = [self._spec(delayed) for delayed in delayed_submissions]
+        given = self._executor.parameters
+        jobs = []
+        try:
+            requests = []
+            for spec in specs:
+                self._executor.parameters = given
+                self._executor.use(spec)
+                self._check(spec)
+                requests.append(self._executor.request())
+            slurm_cluster = _cluster_name() if self.cluster == "slurm" else ""
+            for _, numbered in itertools.groupby(enumerate(specs), key=lambda each: requests[each[0]]):
+                alike = [spec for _, spec in numbered]
+                self._executor.parameters = given
+                self._executor.use(alike[0])
+                submitted = self._executor.launch(alike)
+                for job, spec in zip(submitted, alike, strict=True):
+                    _remember(job, spec, self.cluster, slurm_cluster)
+                jobs += submitted
+        finally:
+            self._executor.parameters = given
+        return jobs
+
+    def _spec(self, delayed: DelayedSubmission) -> JobSpec:
+        job = delayed.function
+        gres = {"gres": self._executor.parameters["gres"]} if self._executor.parameters.get("gres") else {}
+        if isinstance(job, JobSpec):
+            return dataclasses.replace(job, slurm=gres | dict(job.slurm))
+        if not isinstance(job, Torchrun) or delayed.kwargs:
+            got = f"{delayed.kwargs}" if isinstance(job, Torchrun) else f"{job!r}"
+            raise UsageError(
+                f"submit: got {got}, expected Torchrun(script, *args) or a JobSpec; "
+                "submitit.AutoExecutor runs plain functions"
+            )
+        mapping = self._job_parameters | job.mapping(*delayed.args)
+        if gres and isinstance(mapping.get("slurm") or {}, Mapping):
+            mapping["slurm"] = gres | (mapping.get("slurm") or {})
+        auto = gpus.of_this_machine if self.cluster == "local" else gpus.not_here
+        return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})", auto_gpus=auto)
+
+    def _check(self, spec: JobSpec) -> None:
+        """Raises UsageError for a job that cannot work, before anything is submitted."""
+        check_modules(spec, os.environ)
+        if spec.checkpoint and spec.checkpoint.shared:
+            waits = self.cluster == "slurm" and any(map(self._executor.option, ("dependency", "begin")))
+            _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, spec.name, waits=waits)
+        if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+            _log.warning("%s", remark)
+        if self.cluster == "slurm":
+            check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self._executor.folder), spec)
+            partition = self._executor.option("partition")
+            check_partition(partition, spec)
+            check_boosters(spec, partition, self._executor.option("qos"))
+            _remark_on_gpus(partition, spec)
+
+
+def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Show a submission to Slurm without submitting anything.
+
+    Returns:
+        The sbatch script, and the command line that would submit it (the script's name left out).
+    """
+    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
+    executor.use(spec)
+    return executor.script(), executor.sbatch_command()
+
+
+def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:
+    """Slurm's answer to `sbatch --test-only`: when and where the job would start.
+
+    Raises:
+        LauncherError: sbatch refuses the job.
+        UsageError: there is no sbatch.
+    """
+    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
+    executor.use(spec)
+    return executor.test()
+
+
+def check_partition(names: str | None, spec: JobSpec) -> None:
+    """Check that the job's partition has enough nodes. Refuses nothing if Slurm does not answer: sbatch will decide.
+
+    Args:
+        names: the job's partition, or several, separated by commas; None for the site's default.
+        spec: the job.
+
+    Raises:
+        UsageError: no such partition has as many nodes as the job asks for.
+    """
+    from slurm import Slurm, SlurmError
+
+    try:
+        known = Slurm().partitions()
+    except SlurmError:
+        return
+    asked = [p for p in known if (p.name in names.split(",") if names else p.is_default)]
+    largest = max(asked, key=lambda partition: len(partition.nodes), default=None)
+    if largest is not None and len(largest.nodes) < spec.least_nodes:
+        raise UsageError(
+            f"nodes: got {spec.nodes} + {spec.spares} spares = {spec.most_nodes}, "
+            f"expected at most {len(largest.nodes)}, all that partition {largest.name} has; "
+            f"ask for fewer or choose another partition"
+        )
+
+
+def _remark_on_gpus(names: str | None, spec: JobSpec) -> None:
+    """Logs that the job leaves the GPUs of its partition alone. Says nothing if Slurm does not answer."""
+    from slurm import Slurm, SlurmError
+
+    if gpus.count(spec.gpus_per_node):
+        return
+    with contextlib.suppress(SlurmError):
+        if any(map(gpus.names_gpus, Slurm().gres(names))):
+            where = f"partition {names}" if names else "the partition"
+            _log.warning("%s has GPUs, none for the job: it trains on the CPU (see --gpus-per-node)", where)
+
+
+def _with_job_id(folder: Path | str) -> Path:
+    if "://" in str(folder):
+        raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
+    folder = Path(folder).expanduser()
+    return folder if "%j" in str(folder) else folder / "%j"
+
+
+def _check_writable(folder: Path) -> None:
+    """Writes a test file to the folder of all jobs. Permissions alone do not show read-only mounts and quotas."""
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"{folder}: jobs cannot be kept here ({error.strerror}); choose another folder") from error
+
+
+def check_seen_by_nodes(folder: Path, spec: JobSpec) -> None:
+    """Check that the nodes of a Slurm job can see the folder of its files.
+
+    Raises:
+        UsageError: it is in this host's memory, and the job has other nodes.
+    """
+    from slurm import SlurmError
+
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        kind = run(["stat", "--file-system", "--format=%T", str(nearest)], timeout_s=_STAT_S).stdout.strip()
+    except SlurmError:
+        return  # not to be found out here
+    if spec.most_nodes > 1 and kind in ("tmpfs", "ramfs"):
+        raise UsageError(
+            f"{folder}: is in this host's memory ({kind}), expected a folder on a file system that all nodes share; "
+            "`holdfast doctor JOB.yaml` looks at it from a node"
+        )
+
+
+def _check_shared(path: str, namespace: str, name: str, *, waits: bool) -> None:
+    """Check that the job may have its namespace in the shared tier. An uncertain state of another run refuses nothing,
+    because the agents look again when the job starts.
+
+    Args:
+        path, namespace, name: those of the job.
+        waits: whether the job is to start after others have ended.
+
+    Raises:
+        UsageError: it cannot be used, it belongs to a job of another name, or a running job has it.
+    """
+    from ckpt import CheckpointError, check_shared
+
+    try:
+        claim = check_shared(path, namespace)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+    if claim is not None and (why := claim.why_not_for(dataclasses.replace(claim, name=name, script=""))) is not None:
+        raise UsageError(f"checkpoint.namespace: {namespace} in {path} {why}")
+    if claim is not None and not waits and (state := run_liveness.running(claim.run_id)):
+        raise UsageError(
+            f"checkpoint.namespace: {namespace} is in use in the shared tier by {claim} ({state}); wait for its end, "
+            "cancel it, or choose another namespace; on Slurm, --dependency=afterany:JOB queues this job behind it"
+        )
+
+
+def _cluster_name() -> str:
+    """The Slurm cluster's name; "" if Slurm does not answer."""
+    from slurm import Slurm, SlurmError
+
+    try:
+        return Slurm().cluster_name()
+    except SlurmError:
+        return ""
+
+
+def _remember(job: Job[Any], spec: JobSpec, cluster: str, slurm_cluster: str) -> None:
+    remember(
+        KnownJob(
+            job_id=job.job_id,
+            name=spec.name,
+            cluster=cluster,
+            folder=job.paths.folder,
+            nodes=spec.nodes,
+            spares=spec.spares,
+            slurm_cluster=slurm_cluster,
+        )
+    )
