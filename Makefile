@@ -15,7 +15,6 @@
 #             and torchft: see benchmarks/recovery_peers.py
 # make chaos ROUNDS=50 SEED=1   random faults into jobs on a real Slurm, a verdict for each round; needs root
 # make release   the sdist and, from it, the wheel into dist/, checked; tags the commit with the version
-# make man    the pages of the manual, from the command line's own help, into build/man
 # make docs   docs/reference: every key of the job file and of the site's settings, from the models
 # make bench-faults  what each fault of docs/internals/faults.md costs, on a real Slurm; needs root
 #
@@ -30,7 +29,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: check release demo test fuzz test-faults test-oldest test-python test-debian provision-test chaos lint lock bench bench-faults docs man clean simulate
+.PHONY: check release demo test fuzz test-faults test-oldest test-python test-debian provision-test chaos lint lock bench bench-faults docs clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -157,10 +156,6 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python benchmarks/supervisor.py
 	@if [ "$$(id -u)" = 0 ] && command -v slurmctld >/dev/null; then $(BIN)/python benchmarks/hooks.py; \
 	else echo "bench: what the hooks cost was not measured: needs root and Slurm"; fi
-
-man: $(VENV)/.installed
-	@$(BIN)/python -m launcher.cli.man build/man/man1
-	@echo "read them with: man -M build/man holdfast"
 
 docs: $(VENV)/.installed
 	@$(BIN)/python -m launcher.cli.reference docs/reference

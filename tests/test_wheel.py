@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from launcher.cli.man import pages
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("holdfast", "slurm", "lifecycle", "ckpt", "launcher")
 NOT_OF_THE_PACKAGES = "holdfast_hpc-"  # what the wheel has beside them
@@ -62,8 +59,6 @@ def test_the_wheel_has_every_file_of_the_packages_and_is_the_same_from_the_sdist
     assert names == {str(path) for path in files if "__pycache__" not in path.parts}
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", "direct", cwd=tree)
     assert content(tree / "direct" / wheel.name) == content(wheel)
-    manual = {name.partition("/data/share/man/man1/")[2] for name in content(wheel) if "/share/man/" in name}
-    assert manual == {f"{name}.1" for name, _ in pages(holdfast.__version__)}
     assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", *(tree / "dist").iterdir(), cwd=tree)
 
 
@@ -85,8 +80,6 @@ def test_an_installed_wheel_runs_a_job_away_from_the_tree(wheel: Path, tmp_path:
     assert run(holdfast, "node", "on-create", cwd=tmp_path) == (ROOT / "lifecycle/on_create.sh").read_text()
     with pytest.raises(AssertionError, match=r"expected a directory that can be written"):
         run(holdfast, "ckpt", "bench", "/no/such/directory", cwd=tmp_path)  # the measurements themselves are there
-    manual = (home / "share/man/man1/holdfast-run.1").read_text()
-    assert f"holdfast {wheel.name.split('-')[1]}" in manual and "Run a job" in manual
     job = tmp_path / "job"
     run(holdfast, "init", job, cwd=tmp_path)
     assert "$schema=job.schema.json" in (job / "job.yaml").read_text() and (job / "job.schema.json").exists()

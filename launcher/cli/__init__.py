@@ -14,7 +14,6 @@
     cluster   holdfast cluster up, down, status, config
     schema    holdfast schema
     reference writes docs/reference
-    man       writes the manual pages
     options   options that several verbs have
     completion values that Tab completes
     plain_command how arguments appear in help

@@ -1,4 +1,4 @@
-"""The command line's habits: help, version, errors, whose options are whose, the manual."""
+"""The command line's habits: help, version, errors, whose options are whose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from launcher.cli import main
 from launcher.cli.app import app
 from launcher.cli.job_command import split
 from launcher.cli.job_table import job_table
-from launcher.cli.man import pages
 from launcher.history.status import JobStatus
 from launcher.job.jobfile import JobSpec
 from launcher.job.registry import KnownJob
@@ -260,14 +258,3 @@ def test_an_id_is_never_cut(width: int, desk: Path) -> None:
     text = console.export_text()
     assert f"{job_id}  a-name-" in text and "123456" in text and max(map(len, text.splitlines())) <= width
     assert ("folder" in text) is (width == 200) and (name in text) is (width >= 200)
-
-
-def test_the_manual_has_a_page_for_each_verb_with_all_its_options() -> None:
-    texts = dict(pages(holdfast.__version__))
-    assert set(texts) == {"-".join(["holdfast", *words]) for words in verbs()}
-    assert r"\-\-test\-only" in texts["holdfast-submit"]
-    assert all(".SH NAME\n" in text and ".SH OPTIONS\n" in text for text in texts.values())
-    if shutil.which("groff"):
-        for text in texts.values():
-            argv = ["groff", "-man", "-Tutf8", "-ww"]
-            assert subprocess.run(argv, input=text, capture_output=True, text=True, check=True).stderr == ""
