@@ -1,7 +1,7 @@
 """Talks to Slurm. Uses only the standard library and imports none of the other packages.
 
 environment.py  the variables that Slurm sets for a process inside a job
-sbatch_environment.py  variables that override a batch script
+batch_script.py  writes batch scripts; the variables that override them
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service

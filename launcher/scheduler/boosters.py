@@ -21,9 +21,9 @@ from launcher.job.jobfile import JobSpec
 from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT
 from launcher.scheduler.cluster import SeenAllocation
 from slurm import Slurm
+from slurm.batch_script import batch_script, overriding
 from slurm.hostlist import compress, expand
 from slurm.records import NamedJob
-from slurm.sbatch_environment import overriding
 
 # Before the time limit each process of the steps gets SIGTERM, as at a preemption. Slurm may send it a minute early.
 _WARNING = "TERM@60"
@@ -94,10 +94,8 @@ class SlurmBoosters:
             "open-mode": "append",
             "output": log,
         }
-        lines = [f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
-                 for name, value in options.items() if value != ""]  # fmt: skip
         command = shlex.join([*PYTHON, "-u", "-m", "launcher.scheduler.booster"])
-        return "\n".join(["#!/bin/bash", *lines, "trap '' USR1 USR2", f"exec {command}", ""])
+        return batch_script(options, ["trap '' USR1 USR2", f"exec {command}"])
 
     def seen(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         """What Slurm says about the known boosters. Other boosters of this run are ended.

@@ -28,9 +28,9 @@ from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_optio
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from slurm import Slurm
+from slurm.batch_script import batch_script, overriding
 from slurm.client import submitted_job
 from slurm.command import CommandError
-from slurm.sbatch_environment import overriding
 
 _NEXT_STEPS = {  # from a part of sbatch's error to the advice
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
@@ -71,6 +71,12 @@ _SHORT_OPTIONS = {
     "-W": "wait",
     "-M": "clusters",
 }
+# Parameters of submitit's SlurmExecutor that are no options of sbatch, or that a supervised job has otherwise.
+_NO_OPTIONS = frozenset(
+    ("additional_parameters", "array_parallelism", "setup", "signal_delay_s", "srun_args", "stderr_to_stdout",
+     "teardown", "use_srun")
+)  # fmt: skip
+_ARRAY_PARALLELISM = 256  # submitit's default: jobs of an array that run at once
 _FLAGS = ("exclusive",)  # that may stand without a value; one is given with "="
 
 # The supervisor replaces the batch shell, because `--signal=B:` and `scancel --batch` signal only that process. The
@@ -209,13 +215,30 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 
     def script(self, count: int = 1) -> str:
         """The batch script for the job last passed to use(), or for an array of `count` such jobs."""
-        given = self.parameters
+        paths = JobPaths(folder=self.folder)
+        options: dict[str, Any] = {
+            **{name: value for name, value in self.parameters.items() if name not in _NO_OPTIONS and value is not None},
+            "output": str(paths.stdout).replace("%t", "0"),
+            "error": None if self.parameters.get("stderr_to_stdout") else str(paths.stderr).replace("%t", "0"),
+            "open-mode": "append",
+        }
         if count > 1:
-            self.parameters = given | {"map_count": count}
-        try:
-            return str(self._make_submission_file_text(self._submitit_command_str, ""))
-        finally:
-            self.parameters = given
+            at_once = min(count, self.parameters.get("array_parallelism", _ARRAY_PARALLELISM))
+            options |= {
+                "array": f"0-{count - 1}%{at_once}",
+                **{name: str(options[name]).replace("%j", "%A_%a") for name in ("output", "error") if options[name]},
+            }
+        options = {name.replace("_", "-"): value for name, value in options.items()}
+        options |= {name.replace("_", "-"): v for name, v in self.parameters["additional_parameters"].items()}
+        before, after = (self.parameters.get(name) or () for name in ("setup", "teardown"))
+        return batch_script(
+            dict(sorted(options.items())), [*before, "export SUBMITIT_EXECUTOR=slurm", self.program, *after]
+        )
+
+    @property
+    def program(self) -> str:
+        """The lines of the batch script that become the supervisor."""
+        return _SCRIPT.format(python=self.python, folder=shlex.quote(str(self.folder)))
 
     def request(self) -> str:
         """The job's options for Slurm. Jobs of one batch() with equal options become one array."""
@@ -259,13 +282,6 @@ class SupervisedSlurmExecutor(SlurmExecutor):
                 return self._slurm(text).test_only(self._flags, script.name)
             except CommandError as error:
                 raise LauncherError(f"sbatch would refuse the job: {_refusal(error)}") from error
-
-    def _num_tasks(self) -> int:
-        return 1  # submitit runs only the supervisor, on the batch host
-
-    @property
-    def _submitit_command_str(self) -> str:
-        return _SCRIPT.format(python=self.python, folder=shlex.quote(str(self.folder)))
 
     def launch(self, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """Submit one job, or an array of jobs, with one sbatch."""

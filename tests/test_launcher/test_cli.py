@@ -62,8 +62,6 @@ END = {"time": 120.0, "event": "job_end", "outcome": "done", "step": 20, "second
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN_SCRIPT = """\
 #!/bin/bash
-
-# Parameters
 #SBATCH --account=team
 #SBATCH --error={cwd}/runs/%j/%j_0_log.err
 #SBATCH --exclusive
@@ -77,8 +75,6 @@ GOLDEN_SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@90
 #SBATCH --time=1-0
-
-# command
 export SUBMITIT_EXECUTOR=slurm
 trap '' USR1 USR2
 if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && ! {python} -c 'import launcher.submission.batch'; then

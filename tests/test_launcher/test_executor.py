@@ -232,7 +232,7 @@ def test_a_restart_on_a_host_that_cannot_load_the_launcher_goes_to_another_host(
     shown = f'echo "JobId=7 ReqNodeList=(null) ExcNodeList={excluded} NumNodes=2"'
     scontrol.write_text(f'#!/bin/sh\n[ "$1" = show ] && {shown} || echo "$*" >> {tmp_path}/asked\n')
     scontrol.chmod(0o755)
-    script = SupervisedSlurmExecutor(tmp_path / "%j", python="false")._submitit_command_str
+    script = SupervisedSlurmExecutor(tmp_path / "%j", python="false").program
     job = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
     done = subprocess.run(["bash", "-c", script], check=False, env=job | {"SLURM_RESTART_COUNT": restarts})
     asked = tmp_path / "asked"

@@ -1,9 +1,10 @@
-"""The SBATCH_* variables. Each overrides the `#SBATCH` line of its option; only the command line overrides both."""
+"""Writes batch scripts. An SBATCH_* variable beats the script's line of its option; the command line beats both."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 
 _LINES = re.compile(r"^#SBATCH\s+--([a-z0-9-]+)", re.MULTILINE)
 # Variables whose option has another name (sbatch(1), 25.05). All others are SBATCH_ and the option's name.
@@ -19,6 +20,21 @@ _ALTERNATIVES = (
     {"requeue", "no-requeue"},
     {"exclusive", "oversubscribe"},
 )
+
+
+def batch_script(options: Mapping[str, object], commands: Sequence[str]) -> str:
+    """A batch script for bash.
+
+    Args:
+        options: from the long name of an sbatch option to its value; True for one without a value. What is None, False
+            or empty is left out.
+        commands: the lines after the options.
+    """
+    given = {name: value for name, value in options.items() if value is not None and value is not False and value != ""}
+    lines = [
+        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}") for name, value in given.items()
+    ]
+    return "\n".join(["#!/bin/bash", *lines, *commands, ""])
 
 
 def overriding(environment: Mapping[str, str], script: str, owned: Collection[str] = ()) -> tuple[str, ...]:
