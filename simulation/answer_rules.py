@@ -7,15 +7,14 @@ from typing import Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
-from launcher.core.faults import AGENT_LOST, PREEMPTED, SCHEDULER_LOST
+from launcher.core.faults import FaultKind
 from launcher.core.members import Phase
-from launcher.core.replay import CANCEL, HALT, TIME_LIMIT
-from launcher.core.requests import RESIZE
 from launcher.core.stages import FOLDER_AGAIN_S, SCHEDULER_AGAIN_S, SCHEDULER_SETTLE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, RequeuePhase, Sigterm, Stage
+from launcher.core.stop_reasons import StopReason
 from simulation.decided import AT_WORK, Decided, Rule
 
-_OVERRIDE = (None, RESIZE, HALT)  # stops that another reason replaces
+_OVERRIDE = (None, StopReason.RESIZE, StopReason.HALT)  # stops that another reason replaces
 _GONE = (Phase.OUT, Phase.RETURNING)
 _NEXT = {Sigterm.NONE: Sigterm.ASKED, Sigterm.KNOWN: Sigterm.AGAIN}  # after a SIGTERM
 
@@ -79,7 +78,7 @@ def _failure_explained(its: Decided, message: given.UnusableAnswered) -> Iterato
     if not its.is_same_attempt or attempt.phase is AttemptPhase.EXPLAINING:
         yield "the reason is known, and is still awaited"
     elif message.error is not None:
-        if attempt.faults[0].kind != SCHEDULER_LOST:
+        if attempt.faults[0].kind != FaultKind.SCHEDULER_LOST:
             yield f"the scheduler does not answer, and the fault is {attempt.faults[0].kind}"
     elif message.unusable:
         yield from _agents_unusable(its, message)
@@ -97,7 +96,7 @@ def _agents_unusable(its: Decided, message: given.UnusableAnswered) -> Iterator[
         now = its.after.members.table.get(node)
         if now is not None and (now.phase is not Phase.OUT or now.is_lost is not its.is_leaving(node)):
             yield f"no agent can be started on {node}, and it is {now}"
-        kind = PREEMPTED if its.is_leaving(node) else AGENT_LOST
+        kind = FaultKind.PREEMPTED if its.is_leaving(node) else FaultKind.AGENT_LOST
         if its.is_same_attempt and not any((each.node, each.kind) == (node, kind) for each in attempt.faults):
             yield f"no agent can be started on {node}, and that is no fault of kind {kind}"
 
@@ -108,7 +107,9 @@ def _explained(its: Decided, message: given.TerminationExplained) -> Iterator[st
         if now.sigterm is not Sigterm.KNOWN:
             yield "it is not known"
         if message.why == "cancel":
-            if not now.is_cancelled or not (was.is_cancelled or its.records("stop_requested", reason=CANCEL)):
+            if not now.is_cancelled or not (
+                was.is_cancelled or its.records("stop_requested", reason=StopReason.CANCEL)
+            ):
                 yield "the job is not cancelled"
         elif was.sigterm is Sigterm.AGAIN:
             if its.before.stage is not Stage.CONFIRMING and (now.stop, now.is_cancelled) != (
@@ -130,7 +131,7 @@ def _time_left(its: Decided, message: given.TimeLeftAnswered) -> Iterator[str]:
         return
     if not now.is_near and now.ask_s is None and not its.asks_for(do.AskTimeLeft):
         yield "nobody asks again"
-    if now.is_near and its.before.requests.stop in _OVERRIDE and its.after.requests.stop != TIME_LIMIT:
+    if now.is_near and its.before.requests.stop in _OVERRIDE and its.after.requests.stop != StopReason.TIME_LIMIT:
         yield "the time is up, and the job does not stop"
     if message.left_s is not None and was.half_s is not None and now.half_s != was.half_s:
         yield "half of the job's time is another"
@@ -161,7 +162,11 @@ def _events_written(its: Decided, message: given.EventsWritten) -> Iterator[str]
         yield f"{after.unsettled} answers are awaited, before {before.unsettled}"
     if before.unsettled > 1 or not its.is_same_attempt:
         return
-    if before.requests.stop == RESIZE and after.requests.stop == RESIZE and not after.resize.is_written:
+    if (
+        before.requests.stop == StopReason.RESIZE
+        and after.requests.stop == StopReason.RESIZE
+        and not after.resize.is_written
+    ):
         yield "the resize is written, and that is not known"
     of = before.attempt
     if of is None or of.phase is not AttemptPhase.RECORDING or before.stage is not Stage.ATTEMPT:
@@ -274,7 +279,7 @@ def _time_warned(its: Decided, message: given.TimeWarned) -> Iterator[str]:
 def _cancel_asked(its: Decided, message: given.CancelAsked) -> Iterator[str]:
     if not its.after.requests.is_cancelled:
         yield "it is not known"
-    if its.records("stop_requested", reason=CANCEL) is its.before.requests.is_cancelled:
+    if its.records("stop_requested", reason=StopReason.CANCEL) is its.before.requests.is_cancelled:
         yield "it is recorded again" if its.before.requests.is_cancelled else "it is not recorded"
 
 

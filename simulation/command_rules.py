@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.core import commands as do
-from launcher.core.requests import RESIZE
 from launcher.core.state import Attempt, AttemptPhase, RequeuePhase, Sigterm, Stage, State
+from launcher.core.stop_reasons import StopReason
 from simulation.decided import AT_WORK
 from simulation.violation import Violation
 
@@ -108,7 +108,7 @@ def _of_orders(before: State, after: State, attempt: Attempt, todo: tuple[do.Com
     if attempt.stop_sent not in (None, was_sent) and do.Order.STOP not in sent:
         yield "the stop is not passed on"
     stop = after.requests.stop
-    is_due = stop is not None and (stop != RESIZE or after.resize.is_written)
+    is_due = stop is not None and (stop != StopReason.RESIZE or after.resize.is_written)
     if is_due and attempt.phase in AT_WORK and attempt.stop_sent != stop:
         yield f"{stop} is asked for, and ranks do not stop"
     everyone = {*attempt.nodes, *before.holders, *after.holders}

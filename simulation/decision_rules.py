@@ -21,7 +21,7 @@ from launcher.core.commands import (
     Settle,
     StartRunners,
 )
-from launcher.core.faults import LOSSES_S, START_TIMEOUT
+from launcher.core.faults import LOSSES_S, FaultKind
 from launcher.core.inputs import (
     AllocationAsked,
     Committed,
@@ -102,7 +102,9 @@ class DecisionRules:
             self._usable = state.members.usable
             if self._has_launcher or state.launch.is_under_way:
                 raise Violation("the runners' launcher is released before an attempt", f"{state.launch}")
-        elif command.event == "fault" and command.fields["kind"] == START_TIMEOUT and state.attempt is not None:
+        elif (
+            command.event == "fault" and command.fields["kind"] == FaultKind.START_TIMEOUT and state.attempt is not None
+        ):
             _check_late_start(command, state)
         elif command.event == "problem" and "nothing is saved until the next attempt" in command.fields["what"]:
             if KillAgents() not in todo:

@@ -14,7 +14,7 @@ from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.attempt import RETURN_S
 from launcher.core.decision import PAUSE_S
-from launcher.core.faults import ENVIRONMENT, NODE_LOST, PREEMPTED, RUNNER_LOST
+from launcher.core.faults import FaultKind
 from launcher.core.members import Phase, is_usable
 from launcher.core.nodes import MAX_RETURNS
 from launcher.core.state import AttemptPhase, BoosterPhase, Stage, State
@@ -186,7 +186,7 @@ def _node_lost(its: Decided, message: given.NodeLost) -> Iterator[str]:
     if node in after.holders:
         yield "it still is a holder"
     if in_attempt:
-        kind = PREEMPTED if its.is_leaving(node) else NODE_LOST
+        kind = FaultKind.PREEMPTED if its.is_leaving(node) else FaultKind.NODE_LOST
         yield from _rank_lost(its, node, kind, message.reason)
 
 
@@ -220,7 +220,7 @@ def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
     if was.phase is not Phase.RETURNING and not its.records("node_out", node=node, reason=message.reason):
         yield "it is not recorded"
     if was.phase is not Phase.RETURNING and before.stage is Stage.ATTEMPT:
-        kind = ENVIRONMENT if message.is_environment else RUNNER_LOST
+        kind = FaultKind.ENVIRONMENT if message.is_environment else FaultKind.RUNNER_LOST
         yield from _rank_lost(its, node, kind, message.reason)
 
 

@@ -35,9 +35,9 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
-from launcher.core.requests import BATCH_SCRIPT_LOST, RESIZE
 from launcher.core.stages import TRAINED_GRACE_S
 from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
+from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import DecisionRules
 from simulation.event_rules import EventRules
@@ -227,7 +227,7 @@ class Invariants:
         self._check_records(driver, todo)
         self._check_members(driver)
         state = driver.state
-        if state.requests.stop == RESIZE and not state.resize.is_written:
+        if state.requests.stop == StopReason.RESIZE and not state.resize.is_written:
             raise Violation("what was begun is carried on", "the resize of the supervisor before is not")
         if state.stage is Stage.ATTEMPT and state.agents.lost_s is not None:
             running = self._history[driver.term].running_attempt
@@ -352,7 +352,7 @@ class Invariants:
         state, attempt, fields = driver.state, before.attempt, command.fields
         if command.event == "resize" and (attempt is None or attempt.phase not in _AT_WORK):
             raise Violation("an attempt that ends is left alone", f"{dict(fields)} in {attempt and attempt.phase}")
-        is_lost = command.event == "stop_requested" and fields["reason"] == BATCH_SCRIPT_LOST
+        is_lost = command.event == "stop_requested" and fields["reason"] == StopReason.BATCH_SCRIPT_LOST
         if is_lost and state.requeue is RequeuePhase.NONE and not state.requests.is_cancelled:
             raise Violation("a lost batch script is requeued at once", f"{dict(fields)}")
 

@@ -18,6 +18,7 @@ from launcher.core.faults import WorkerFailure
 from launcher.core.members import Phase
 from launcher.core.replay import apply
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
+from launcher.core.stop_reasons import StopReason
 from simulation.decision_rules import check_decision
 from simulation.successor import differences
 from simulation.violation import Violation
@@ -25,6 +26,7 @@ from simulation.violation import Violation
 EVERY = 12  # decisions between two probes
 _CONNECTED = (Phase.READY, Phase.TRAINING, Phase.LEAVING, Phase.RETURNING)
 _WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
+_MEANINGS = (StopReason.CANCEL, StopReason.REQUEUE, StopReason.PREEMPTED, StopReason.BATCH_SCRIPT_LOST)  # of a SIGTERM
 _UNKNOWN = "999"  # an allocation
 
 
@@ -320,7 +322,7 @@ def _unusable(rng: random.Random, state: State) -> Any:
 def _explained(rng: random.Random, state: State) -> Any:
     if state.requests.sigterm not in (Sigterm.ASKED, Sigterm.AGAIN) and state.stage is not Stage.CONFIRMING:
         return None
-    return given.TerminationExplained(why=rng.choice(("cancel", "requeue", "preempted", "batch_script_lost")))
+    return given.TerminationExplained(why=rng.choice(_MEANINGS))
 
 
 def _time_left(rng: random.Random, state: State) -> Any:

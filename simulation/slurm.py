@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
+from launcher.core.stop_reasons import StopReason
 from launcher.leadership.requeue import ASK_AGAIN_S
 from simulation.event_rules import LACKS_NODES, NO_SLURMD, UNANSWERED
 from simulation.runner import Runner
@@ -317,8 +318,11 @@ class Slurm:
                 found[name] = "srun could start no process there"
         return found
 
-    def why_terminated(self, error: str | None) -> str:
-        return "preempted" if error is not None else self.why
+    def why_terminated(self, error: str | None) -> StopReason:
+        """As launcher.scheduler.slurm: a job past its time limit is COMPLETING, as one that is cancelled."""
+        if error is not None:
+            return StopReason.PREEMPTED
+        return StopReason.CANCEL if self.why == "timeout" else StopReason(self.why)
 
     def time_left_s(self) -> float | None:
         return None if self.ends_s is None else max(0.0, self.ends_s - self._world.clock.now)

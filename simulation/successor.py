@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from launcher.core.members import Phase
 from launcher.core.replay import History
-from launcher.core.requests import RESIZE
 from launcher.core.state import AttemptPhase, BoosterPhase, Stage, State
+from launcher.core.stop_reasons import StopReason
 
 
 def differences(state: State) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _of_requests(state: State, history: History) -> Iterator[str]:
         yield f"cancelled={asked.is_cancelled}, by the events {history.is_cancelled}"
     if history.is_halt and not asked.is_halt:
         yield "a halt stands in the events, and is not known"
-    stop = None if asked.stop == RESIZE else asked.stop
+    stop = None if asked.stop == StopReason.RESIZE else asked.stop
     if stop != history.stop:
         yield f"stop {asked.stop}, by the events {history.stop}"
 
@@ -80,7 +80,7 @@ def _of_attempt(state: State, history: History) -> Iterator[str]:
         if getattr(attempt, name) == getattr(past, name):  # a HashTrieMap's own != is wrong for empty ones
             continue
         yield f"{name} {getattr(attempt, name)}, by the events {getattr(past, name)}"
-    if state.requests.stop == RESIZE and not past.is_resizing:
+    if state.requests.stop == StopReason.RESIZE and not past.is_resizing:
         yield "the attempt makes way for another size, by the events it does not"
     if attempt.phase is AttemptPhase.TRAINING and past.workers_s is None:
         yield "workers run, by the events they do not"

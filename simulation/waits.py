@@ -20,10 +20,9 @@ from launcher.core.attempt import (
 from launcher.core.boosters import LATE_S
 from launcher.core.hang import FLOOR_S, REPEAT_FACTOR, START_S, STEPS_FACTOR
 from launcher.core.recovery import MAX_DELAY_S
-from launcher.core.replay import HALT
-from launcher.core.requests import RESIZE
 from launcher.core.stages import NODE_START_TIMEOUT_S, SCHEDULER_TIMEOUT_S, TRAINED_GRACE_S
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
+from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_CANCEL_S, AGENT_FLUSH_S, AGENT_STOP_S, KILL_CONFIRM_S
 from simulation.decided import AT_WORK
 from simulation.violation import Violation
@@ -40,7 +39,7 @@ _PHASE_S: dict[AttemptPhase, float] = {
     AttemptPhase.JUDGING: STACKS_TIMEOUT_S,
     AttemptPhase.FINDING_CAUSE: SECONDARY_CAUSE_WINDOW_S,
 }
-_STOP_S: dict[str, float] = {HALT: 600.0}
+_STOP_S: dict[str, float] = {StopReason.HALT: 600.0}
 _MOST_STOP_S = 75.0  # any other stop: the time limit leaves 90 s
 _GROWN_S = 0.001  # what a sum of times may differ by
 
@@ -111,8 +110,12 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
     if agents.due_s is not None:
         yield "the replacement of agents", agents.due_s
     stop = state.requests.stop
-    if stop is not None and (stop != RESIZE or state.resize.is_written):
-        grace_s = state.job.elastic.graceful_shutdown_timeout_s if stop == RESIZE else _STOP_S.get(stop, _MOST_STOP_S)
+    if stop is not None and (stop != StopReason.RESIZE or state.resize.is_written):
+        grace_s = (
+            state.job.elastic.graceful_shutdown_timeout_s
+            if stop == StopReason.RESIZE
+            else _STOP_S.get(stop, _MOST_STOP_S)
+        )
         yield "the stop of all ranks", state.requests.stop_s + grace_s
     elif phase is AttemptPhase.TRAINING and not state.is_isolated:
         yield from _of_progress(state)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from holdfast.blocks import Escaped, printable
 from launcher.cli.folder_watch import FolderWatch
+from launcher.core.outcomes import JobOutcome
 from launcher.errors import LauncherError
 from launcher.history.outcome import Outcome
 from launcher.history.status import Event, JobStatus, StatusFold
@@ -32,7 +33,6 @@ _REPORT_EVERY_S = 10.0  # between two lines with the step, if the output is not 
 _UNSAID = ("commit", "node_ready", "attempt_end", "job_end")
 _SAVED = re.compile(r"\b(saved step \d+ to memory|committed step \d+ in (the memory|tier)\b)")
 _RANK_0 = "[rank 0] "
-EXIT_CANCELLED = 13
 EXIT_LEFT_RUNNING = 130
 
 
@@ -101,12 +101,12 @@ def _cancelled(job: KnownJob, view: _View) -> int:
     words = "cancelled before it began"
     if view.status().state != "pending":
         view.say(f"cancelled; {job.folder} has no outcome of it: is there space, and may you write there?")
-        return EXIT_CANCELLED
+        return JobOutcome.CANCELLED.exit_code
     with contextlib.suppress(OSError):  # the folder may be gone; then no status can be shown either
-        outcome = Outcome(name="cancelled", step=None, exit_code=EXIT_CANCELLED, reason=words, seconds=0.0)
+        outcome = Outcome(name=JobOutcome.CANCELLED, step=None, reason=words, seconds=0.0)
         outcome.write(job.folder, job.job_id)
     view.say(words)
-    return EXIT_CANCELLED
+    return JobOutcome.CANCELLED.exit_code
 
 
 def _watch(process: Process | None, view: _View, folder: FolderWatch) -> None:
@@ -135,17 +135,17 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         summary.append(f" at step {result.step}")
     if status.seconds is not None:
         summary.append(f" after {duration(status.seconds)}")
-    if status.faults and outcome == "done":
+    if status.faults and outcome is JobOutcome.DONE:
         summary.append(f", {plural(status.faults, 'fault')} survived")
     if status.failed_saves:
         summary.append(f", {plural(status.failed_saves, 'save')} failed")
     if status.ettr is not None:
         summary.append(f", ETTR {status.ettr:.1%}")
     console.print(summary, soft_wrap=True)
-    if outcome in ("done", "halted") and result.reason:
+    if outcome in (JobOutcome.DONE, JobOutcome.HALTED) and result.reason:
         style = "yellow" if status.unsaved or status.went_back or status.idle_at is not None else ""
         console.print(Escaped(Text(result.reason, style=style)), soft_wrap=True)
-    if outcome not in ("done", "halted", "cancelled"):
+    if outcome.is_failure:
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"
         reason = "\n".join(map(printable, str(result.reason).split("\n")))

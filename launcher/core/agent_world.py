@@ -6,7 +6,7 @@ from rpds import HashTrieSet
 
 from launcher.core import boosters
 from launcher.core.commands import AdoptAgents, AskUnusable, KillAgents, Order, Purpose, Send, StartAgents
-from launcher.core.faults import AGENT_LOST, PREEMPTED, Fault
+from launcher.core.faults import Fault, FaultKind
 from launcher.core.frozen import replace
 from launcher.core.inputs import AgentEnded, AgentLost, AgentsEnded, AgentsRejoined, Restored
 from launcher.core.replay import Running
@@ -145,7 +145,7 @@ def put_unusable_out(turn: Turn, unusable: dict[str, str]) -> None:
         if node in attempt.lost or node not in nodes(turn):
             continue
         leaves = boosters.is_leaving(turn, node)
-        kind = PREEMPTED if leaves else AGENT_LOST
+        kind = FaultKind.PREEMPTED if leaves else FaultKind.AGENT_LOST
         if node not in turn.state.holders:
             turn.attempt = replace(turn.attempt, lost=attempt.lost.insert(node))
         turn.add_fault(Fault(kind=kind, node=node, reason=f"no checkpoint agent on {node}: {reason}"))
@@ -251,7 +251,7 @@ def _allocations(turn: Turn) -> dict[str, str]:
 
 
 def _fault(turn: Turn, node: str | None, reason: str) -> None:
-    turn.add_fault(Fault(kind=AGENT_LOST, node=node, reason=reason))
+    turn.add_fault(Fault(kind=FaultKind.AGENT_LOST, node=node, reason=reason))
 
 
 def log_path(turn: Turn, attempt: Attempt) -> str:

@@ -10,16 +10,7 @@ from launcher.core.commands import (
     Send,
     StartWorkers,
 )
-from launcher.core.faults import (
-    AGENT_LOST,
-    HANG,
-    NODE_LOST,
-    PROCESS_EXIT,
-    SCHEDULER_LOST,
-    START_TIMEOUT,
-    Fault,
-    root_cause,
-)
+from launcher.core.faults import Fault, FaultKind, root_cause
 from launcher.core.frozen import replace
 from launcher.core.hang import Stall, suspect
 from launcher.core.inputs import (
@@ -28,8 +19,11 @@ from launcher.core.inputs import (
     UnusableAnswered,
 )
 from launcher.core.members import Phase
+from launcher.core.outcomes import AttemptOutcome
 from launcher.core.replay import Running
+from launcher.core.rungs import Rung
 from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm, Stage
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full or fail over for a while
@@ -47,7 +41,7 @@ AT_WORK = (AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING)
 BEFORE_END = (AttemptPhase.RECORDING, AttemptPhase.RETURNING, *AT_WORK, AttemptPhase.FINDING_CAUSE)
 
 
-def begin(turn: Turn, nodes: tuple[str, ...], rung: str, spares: list[str]) -> None:
+def begin(turn: Turn, nodes: tuple[str, ...], rung: Rung, spares: list[str]) -> None:
     """Begins an attempt. Nothing is started before its start is recorded on disk."""
     number = turn.state.history.next_attempt
     turn.state = replace(
@@ -107,7 +101,7 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
     if given.error is not None:
         reason = f"the scheduler does not answer, so no checkpoint agent starts; the job waits for it: {given.error}"
         turn.attempt = replace(
-            turn.attempt, faults=(Fault(kind=SCHEDULER_LOST, node=None, reason=reason), *attempt.faults[1:])
+            turn.attempt, faults=(Fault(kind=FaultKind.SCHEDULER_LOST, node=None, reason=reason), *attempt.faults[1:])
         )
     elif given.unusable:
         turn.attempt = replace(turn.attempt, faults=attempt.faults[1:])
@@ -146,7 +140,7 @@ def advance(turn: Turn) -> None:
     _PHASES[turn.attempt.phase](turn)
     attempt = turn.attempt
     is_explained = attempt.phase not in (*BEFORE_END, AttemptPhase.EXPLAINING)
-    if attempt.faults and (is_explained or attempt.faults[0].kind != AGENT_LOST):
+    if attempt.faults and (is_explained or attempt.faults[0].kind != FaultKind.AGENT_LOST):
         turn.record_faults()
 
 
@@ -187,7 +181,7 @@ def _return(turn: Turn) -> None:
     absent = {node: _why_absent(turn, node) for node in gone}
     for node, reason in absent.items():
         turn.attempt = replace(turn.attempt, lost=turn.attempt.lost.insert(node))
-        turn.add_fault(Fault(kind=NODE_LOST, node=node, reason=reason, detect_s=0.0))
+        turn.add_fault(Fault(kind=FaultKind.NODE_LOST, node=node, reason=reason, detect_s=0.0))
     turn.record_faults()
     miss(turn, absent)
     turn.enter_phase(AttemptPhase.TRAINING)
@@ -261,7 +255,7 @@ def _judge(turn: Turn) -> None:
     suspicion = suspect(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
     where = f"{turn.state.job.log_dir.format(attempt=attempt.number)}/rank-*.stack"
     fault = Fault(
-        kind=HANG,
+        kind=FaultKind.HANG,
         node=suspicion.stack.node if suspicion.stack else None,
         rank=suspicion.stack.rank if suspicion.stack else None,
         reason=f"{stall.reason}; {suspicion.text}; stacks in {where}",
@@ -285,7 +279,7 @@ def _find_cause(turn: Turn) -> None:
 
 def _explain(turn: Turn) -> None:
     attempt = turn.attempt
-    if attempt.faults and attempt.faults[0].kind == AGENT_LOST and not attempt.recorded:
+    if attempt.faults and attempt.faults[0].kind == FaultKind.AGENT_LOST and not attempt.recorded:
         turn.enter_phase(AttemptPhase.EXPLAINING)
         agent_world.ask_why_failed(turn)
     else:
@@ -306,26 +300,26 @@ def _decide(turn: Turn) -> None:
     if attempt.all_ended and asked.sigterm is Sigterm.ASKED and not asked.is_cancelled:
         return
     is_done = attempt.all_ended and not attempt.is_stopped  # also if a resize was about to stop its ranks
-    is_stopping = requests.is_stopping(asked) and not (is_done and requests.outcome_of(asked) == "resized")
+    is_stopping = requests.is_stopping(asked) and not (is_done and requests.outcome_of(asked) is AttemptOutcome.RESIZED)
     if is_stopping and (attempt.all_ended or asked.is_cancelled or not attempt.faults):
         outcome = requests.outcome_of(asked)
     elif is_done:
-        outcome = "done"
+        outcome = AttemptOutcome.DONE
     else:
-        outcome = "fault"
+        outcome = AttemptOutcome.FAULT
         if attempt.all_ended:
             reason = "its workers were asked to stop by a supervisor that is gone"
-            turn.add_fault(Fault(kind=PROCESS_EXIT, node=None, reason=reason))
+            turn.add_fault(Fault(kind=FaultKind.PROCESS_EXIT, node=None, reason=reason))
             turn.record_faults()
     turn.attempt = replace(turn.attempt, outcome=outcome, is_last=teardown.is_last(turn, outcome))
-    if outcome in ("resized", "stopped", "halted") and _is_stop_overdue(turn):
+    if outcome in (AttemptOutcome.RESIZED, AttemptOutcome.STOPPED, AttemptOutcome.HALTED) and _is_stop_overdue(turn):
         has_agents = turn.state.job.has_checkpoint
         late = "reached a common step boundary" if has_agents else "ended by their handlers of SIGTERM"
         what = f"not all ranks {late} in time ({asked.stop}); they were ended"
         turn.record("problem", attempt=attempt.number, what=what)
     is_last = turn.attempt.is_last
     can_write = attempt.all_ended or (is_last and agent_world.is_whole(turn))
-    has_work = not (outcome == "resized" and _is_committed(turn))
+    has_work = not (outcome is AttemptOutcome.RESIZED and _is_committed(turn))
     if turn.state.job.has_checkpoint and can_write and has_work:
         order = Order.FINISH_AGENT if is_last else Order.RELEASE_AGENT
         turn.do(Send(nodes=agent_world.nodes(turn), order=order, attempt=attempt.number))
@@ -386,7 +380,7 @@ def _is_stop_overdue(turn: Turn) -> bool:
 
 def _stop_deadline_s(turn: Turn) -> float | None:
     """The time at which a stop is overdue; None if no stop was requested."""
-    if turn.state.requests.stop == requests.RESIZE and not turn.state.resize.is_written:
+    if turn.state.requests.stop == StopReason.RESIZE and not turn.state.resize.is_written:
         return None
     return requests.stop_deadline_s(turn.state.requests, turn.state.job.elastic)
 
@@ -394,7 +388,7 @@ def _stop_deadline_s(turn: Turn) -> float | None:
 def _pass_on_stop(turn: Turn) -> None:
     """Sends a requested stop to all ranks, once for each reason, because the time for the lower tiers depends on it."""
     attempt, stop = turn.attempt, turn.state.requests.stop
-    if stop == requests.RESIZE and not turn.state.resize.is_written:
+    if stop == StopReason.RESIZE and not turn.state.resize.is_written:
         return
     if stop is not None and stop != attempt.stop_sent:
         turn.attempt = replace(turn.attempt, stop_sent=stop)
@@ -407,7 +401,7 @@ def _blame_late_start(turn: Turn) -> None:
     late = [node for node in attempt.nodes if node not in attempt.started]
     cold = [node for node in late if not turn.member(node).is_warm]
     reason = f"workers not started within {START_TIMEOUT_S:g} s on {','.join(late)}"
-    turn.add_fault(Fault(kind=START_TIMEOUT, node=cold[0] if cold else None, reason=reason))
+    turn.add_fault(Fault(kind=FaultKind.START_TIMEOUT, node=cold[0] if cold else None, reason=reason))
     turn.record_faults()
     if cold and len(cold) < len(attempt.nodes):
         for node in cold:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from launcher.core import boosters
 from launcher.core.attempt import AT_WORK, BEFORE_END
 from launcher.core.commands import Order, Send
-from launcher.core.faults import (
-    ENVIRONMENT,
-    FABRIC,
-    NODE_LOST,
-    PREEMPTED,
-    PROCESS_EXIT,
-    RUNNER_LOST,
-    UNRESTORABLE,
-    Fault,
-)
+from launcher.core.faults import Fault, FaultKind
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
     Committed,
@@ -46,18 +37,18 @@ def on_node_joined(turn: Turn, given: NodeJoined) -> None:
     turn.attempt = replace(turn.attempt, returned=attempt.returned.insert(given.node))
     if given.attempt != attempt.number and attempt.phase in (AttemptPhase.RETURNING, *AT_WORK):
         reason = f"{given.node}: its workers were ended: no supervisor was heard in time"
-        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=reason))
+        turn.add_fault(Fault(kind=FaultKind.PROCESS_EXIT, node=given.node, reason=reason))
     elif attempt.phase is AttemptPhase.KILLING:  # the order or its answer was lost
         turn.do(Send(nodes=(given.node,), order=Order.KILL, attempt=attempt.number))
 
 
 def on_node_lost(turn: Turn, given: NodeLost) -> None:
-    kind = PREEMPTED if boosters.is_leaving(turn, given.node) else NODE_LOST
+    kind = FaultKind.PREEMPTED if boosters.is_leaving(turn, given.node) else FaultKind.NODE_LOST
     _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason, detect_s=given.detect_s))
 
 
 def on_node_broken(turn: Turn, given: NodeBroken) -> None:
-    kind = ENVIRONMENT if given.is_environment else RUNNER_LOST
+    kind = FaultKind.ENVIRONMENT if given.is_environment else FaultKind.RUNNER_LOST
     _lose(turn, Fault(kind=kind, node=given.node, reason=given.reason))
 
 
@@ -105,7 +96,7 @@ def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
     turn.attempt = replace(turn.attempt, failures=(*attempt.failures, *given.failures), fault_s=fault_s)
     if not given.failures:
-        turn.add_fault(Fault(kind=PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
+        turn.add_fault(Fault(kind=FaultKind.PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
 
 
 def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
@@ -159,14 +150,14 @@ def on_reported(turn: Turn, given: Reported) -> None:
 
 def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
     if given.is_required:
-        turn.add_fault(Fault(kind=FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
+        turn.add_fault(Fault(kind=FaultKind.FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
     else:
         what = "training is slower than it could be (fabric: prefer)"
         turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
 
 
 def on_restore_refused(turn: Turn, given: RestoreRefused) -> None:
-    turn.add_fault(Fault(kind=UNRESTORABLE, node=None, reason=given.reason))
+    turn.add_fault(Fault(kind=FaultKind.UNRESTORABLE, node=None, reason=given.reason))
 
 
 def on_stop_handled(turn: Turn, given: StopHandled) -> None:

@@ -9,7 +9,7 @@ end, so that an order to end it is never lost.
 from __future__ import annotations
 
 from launcher.core.commands import Dismiss, EndAllocation
-from launcher.core.faults import BOOSTER_START
+from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
     AllocationAsked,
@@ -206,7 +206,7 @@ def _cannot_start(turn: Turn, booster: Booster, hosts: tuple[str, ...], reason: 
     turn.state = replace(turn.state, asking=replace(asking, failures=asking.failures + 1, avoided=avoided, ask_s=ask_s))
     where = f" on {', '.join(hosts)}, which further boosters avoid for {AVOIDED_S:g} s" if hosts else ""
     what = f"booster {booster.allocation} did not start{where}: {reason}"
-    turn.record("fault", kind=BOOSTER_START, node=hosts[0] if len(hosts) == 1 else None, reason=what)
+    turn.record("fault", kind=FaultKind.BOOSTER_START, node=hosts[0] if len(hosts) == 1 else None, reason=what)
 
 
 def avoided(turn: Turn) -> tuple[str, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from launcher.core import boosters
 from launcher.core.members import Choice, Phase, is_usable
+from launcher.core.rungs import Rung
 from launcher.core.state import JobFacts
 from launcher.core.turn import Turn
-
-RESIZED = "resized"  # the outcome of an attempt that ended for a resize, until the next attempt's rung is known
 
 
 def allowed(job: JobFacts, nodes: int) -> int:
@@ -61,13 +60,17 @@ def size(turn: Turn) -> int:
     return next((size for size in sizes(turn, nodes) if size <= usable), 0)
 
 
-def rung_of(rung: str, before: tuple[str, ...], chosen: Choice) -> str:
-    """The rung of the attempt, corrected for nodes that have come and left since it was decided."""
+def rung_of(rung: Rung | None, before: tuple[str, ...], chosen: Choice) -> Rung:
+    """The rung of the attempt, corrected for nodes that have come and left since it was decided.
+
+    Args:
+        rung: None after a resize, where it follows from the nodes.
+    """
     if chosen.has_shrunk:
-        return "shrink"
-    if rung == RESIZED:
-        return "grow" if len(chosen.nodes) > len(before) else "spare"
-    return "spare" if rung == "workers" and not set(before) <= set(chosen.nodes) else rung
+        return Rung.SHRINK
+    if rung is None:
+        return Rung.GROW if len(chosen.nodes) > len(before) else Rung.SPARE
+    return Rung.SPARE if rung is Rung.WORKERS and not set(before) <= set(chosen.nodes) else rung
 
 
 def holders(turn: Turn, chosen: tuple[str, ...]) -> tuple[str, ...]:

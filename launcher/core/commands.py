@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from launcher.core.outcomes import JobOutcome
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
@@ -257,11 +259,9 @@ class EndJob:
 
     Attributes:
         reason: the reason in words; for halted, why the ranks could not save in the stop, or "".
-        outcome: done, stopped, halted, user_error, no_progress, too_few_nodes, cancelled, fabric,
-            unrestorable or internal.
     """
 
-    outcome: str
+    outcome: JobOutcome
     reason: str
     step: int | None
 

@@ -6,15 +6,16 @@ from launcher.core import attempt, requests
 from launcher.core import inputs as given_
 from launcher.core.commands import EndJob, ProbeFolder, SetTimer
 from launcher.core.frozen import replace
+from launcher.core.outcomes import JobOutcome
 from launcher.core.recovery import why_given_up
-from launcher.core.replay import TIME_LIMIT
 from launcher.core.state import Launch, RequeuePhase, Stage
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
 # reasons for outcomes that have no other
 REASONS = {
-    "cancelled": "ended from outside: cancelled, or out of time",
-    "stopped": "stopped at a step boundary; the job goes on from there when it starts again",
+    JobOutcome.CANCELLED: "ended from outside: cancelled, or out of time",
+    JobOutcome.STOPPED: "stopped at a step boundary; the job goes on from there when it starts again",
 }
 
 
@@ -26,29 +27,29 @@ def on_explained(turn: Turn, given: given_.TerminationExplained) -> None:
     requests.on_explained(turn, given)
     if turn.state.stage is not Stage.CONFIRMING or turn.state.ending is None:
         return
-    if given.why == "cancel":
+    if given.why is StopReason.CANCEL:
         requests.cancel(turn)
     if requests.is_asked(turn.state.requests):
         finish_as_asked(turn)
     else:
         outcome, reason = turn.state.ending
-        turn.record("stop_requested", reason="requeue", detail=reason)
+        turn.record("stop_requested", reason=StopReason.REQUEUE, detail=reason)
         finish(turn, outcome, reason, wants_requeue=True)
 
 
 def confirming(turn: Turn) -> None:
     if turn.state.requests.is_cancelled:
-        finish(turn, "cancelled", REASONS["cancelled"])
+        finish(turn, JobOutcome.CANCELLED, REASONS[JobOutcome.CANCELLED])
 
 
 def finish_as_asked(turn: Turn) -> None:
     asked = turn.state.requests
-    outcome = requests.outcome_of(asked)
-    ours = outcome == "stopped" and asked.stop in requests.OURS_TO_REQUEUE
-    if ours and asked.stop == TIME_LIMIT and (why := _why_given_up(turn)) is not None:
-        finish(turn, "no_progress", f"{why}; each start of the job ended by its time limit")
+    outcome = JobOutcome(requests.outcome_of(asked))
+    ours = outcome is JobOutcome.STOPPED and asked.stop in requests.OURS_TO_REQUEUE
+    if ours and asked.stop == StopReason.TIME_LIMIT and (why := _why_given_up(turn)) is not None:
+        finish(turn, JobOutcome.NO_PROGRESS, f"{why}; each start of the job ended by its time limit")
     else:
-        fault = turn.state.fault if outcome == "halted" else None  # the fault kept the ranks from saving
+        fault = turn.state.fault if outcome is JobOutcome.HALTED else None  # the fault kept the ranks from saving
         finish(turn, outcome, fault.reason if fault else REASONS.get(outcome, ""), wants_requeue=ours)
 
 
@@ -57,7 +58,7 @@ def _why_given_up(turn: Turn) -> str | None:
     return why_given_up(turn.state.history.gains, job.limits, has_checkpoint=job.has_checkpoint)
 
 
-def finish(turn: Turn, outcome: str, reason: str, *, wants_requeue: bool = False) -> None:
+def finish(turn: Turn, outcome: JobOutcome, reason: str, *, wants_requeue: bool = False) -> None:
     """Prepares the end. The result and the requeue need a folder that still names this supervisor as the leader."""
     turn.state = replace(turn.state, ending=(outcome, reason), wants_requeue=wants_requeue, blocked="", launch=Launch())
     turn.do(ProbeFolder(attempt=None))
@@ -79,7 +80,7 @@ def close(turn: Turn) -> None:
         return
     turn.enter(Stage.REQUEUEING)
     if turn.state.requests.is_cancelled and turn.state.requeue is RequeuePhase.NONE:
-        turn.state = replace(turn.state, ending=("cancelled", REASONS["cancelled"]))
+        turn.state = replace(turn.state, ending=(JobOutcome.CANCELLED, REASONS[JobOutcome.CANCELLED]))
         _end_job(turn)
     else:
         requests.begin_requeue(turn)
@@ -92,7 +93,7 @@ def requeueing(turn: Turn) -> None:
         _end_job(turn)
     elif state.requeue is RequeuePhase.REFUSED and state.ending is not None:
         _, reason = state.ending
-        outcome = "internal" if state.requests.stop else "too_few_nodes"
+        outcome = JobOutcome.INTERNAL if state.requests.stop else JobOutcome.TOO_FEW_NODES
         reason = f"{reason}; not requeued: {state.requeue_error}; submit the job again"
         turn.state = replace(turn.state, ending=(outcome, reason))
         _end_job(turn)
@@ -105,19 +106,20 @@ def give_up(turn: Turn, why: str) -> None:
     where = f"stage {state.stage.value}{phase}, {state.requests}, {state.agents}"
     turn.record("problem", what=why, detail=where)
     turn.state = replace(
-        turn.state, ending=("internal", f"{why} in stage {state.stage.value}{phase}: a defect of Holdfast; report it")
+        turn.state,
+        ending=(JobOutcome.INTERNAL, f"{why} in stage {state.stage.value}{phase}: a defect of Holdfast; report it"),
     )
     turn.state = replace(turn.state, wants_requeue=False)
     _end_job(turn)
 
 
 def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:
-    turn.state = replace(turn.state, ending=("internal", given.reason), wants_requeue=False)
+    turn.state = replace(turn.state, ending=(JobOutcome.INTERNAL, given.reason), wants_requeue=False)
     _end_job(turn)
 
 
 def _end_job(turn: Turn) -> None:
-    outcome, reason = turn.state.ending or ("internal", "")
+    outcome, reason = turn.state.ending or (JobOutcome.INTERNAL, "")
     if turn.state.timer_s is not None:
         turn.state = replace(turn.state, timer_s=None)
         turn.do(SetTimer(at_s=None))

@@ -6,22 +6,8 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
-
-PROCESS_EXIT = "process_exit"  # a worker ended; the node is healthy
-USER_ERROR = "user_error"  # a worker ended with an exception of the script itself
-AGENT_LOST = "agent_lost"  # no checkpoint agent for the restore
-START_TIMEOUT = "start_timeout"  # a node or its workers did not come up in time
-FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
-UNRESTORABLE = "unrestorable"  # lower tiers have steps, and none can be restored
-HANG = "hang"  # the workers run but make no steps
-NODE_LOST = "node_lost"  # silent, or its runner's connection closed
-RUNNER_LOST = "runner_lost"  # the runner reports that it cannot start workers
-ENVIRONMENT = "environment"  # the runner reports that the job's Python cannot load what workers need
-SCHEDULER_LOST = "scheduler_lost"  # the scheduler does not answer, so no checkpoint agents can be started
-PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
-PREFLIGHT = "preflight"  # the node reports that it cannot train
-BOOSTER_START = "booster_start"  # a booster's runners did not come up on its nodes; the attempt is not affected
 
 LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
 
@@ -37,12 +23,31 @@ _WORDS_CHARS = 500
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
+class FaultKind(StrEnum):
+    """What happened. The event `fault` has the values."""
+
+    PROCESS_EXIT = "process_exit"  # a worker ended; the node is healthy
+    USER_ERROR = "user_error"  # a worker ended with an exception of the script itself
+    AGENT_LOST = "agent_lost"  # no checkpoint agent for the restore
+    START_TIMEOUT = "start_timeout"  # a node or its workers did not come up in time
+    FABRIC = "fabric"  # NCCL does not use the fabric that the job requires
+    UNRESTORABLE = "unrestorable"  # lower tiers have steps, and none can be restored
+    HANG = "hang"  # the workers run but make no steps
+    NODE_LOST = "node_lost"  # silent, or its runner's connection closed
+    RUNNER_LOST = "runner_lost"  # the runner reports that it cannot start workers
+    ENVIRONMENT = "environment"  # the runner reports that the job's Python cannot load what workers need
+    SCHEDULER_LOST = "scheduler_lost"  # the scheduler does not answer, so no checkpoint agents can be started
+    PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
+    PREFLIGHT = "preflight"  # the node reports that it cannot train
+    BOOSTER_START = "booster_start"  # a booster's runners did not come up on its nodes; the attempt is not affected
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault.
 
     Attributes:
-        kind: one of the kinds above.
+        kind: what happened.
         node: the node at fault, None if there is no single one.
         reason: the cause in words.
         rank: the worker at fault.
@@ -50,7 +55,7 @@ class Fault:
         traceback: the script's traceback; without an exception, the last lines of its stderr.
     """
 
-    kind: str
+    kind: FaultKind
     node: str | None
     reason: str
     rank: int | None = None
@@ -113,7 +118,7 @@ def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
         reason += f": {first.words}"
     is_users = first.words is not None and not first.is_secondary
     return Fault(
-        kind=USER_ERROR if is_users else PROCESS_EXIT,
+        kind=FaultKind.USER_ERROR if is_users else FaultKind.PROCESS_EXIT,
         node=first.node,
         rank=first.rank,
         reason=reason,

@@ -8,14 +8,20 @@ from typing import Any
 
 from rpds import HashTrieMap
 
-from launcher.core.faults import AGENT_LOST, LOSSES_S, NODE_LOST, START_TIMEOUT, USER_ERROR, signature
+from launcher.core.faults import LOSSES_S, FaultKind, signature
 from launcher.core.frozen import replace
 
 SUSPECT_AFTER = 2  # number of attempts that failed on one node
 RAN_S = 300.0  # longer than a start takes; a job that does this again and again is bounded by max_restarts alone
 UNLUCKY_FOR_ONE = 4
-_NOT_THE_NODES = (AGENT_LOST, NODE_LOST)  # the first has a limit of its own, after the second the node is out
-_OF_LOST_NODES = (NODE_LOST, START_TIMEOUT)  # the second follows from the first where too few nodes are left
+_NOT_THE_NODES = (
+    FaultKind.AGENT_LOST,
+    FaultKind.NODE_LOST,
+)  # the first has a limit of its own, after the second the node is out
+_OF_LOST_NODES = (
+    FaultKind.NODE_LOST,
+    FaultKind.START_TIMEOUT,
+)  # the second follows from the first where too few nodes are left
 
 Event = Mapping[str, Any]
 
@@ -99,10 +105,10 @@ def after_fault(gains: Gains, fault: Event, workers_s: float | None, *, has_chec
     if node is not None and kind not in _NOT_THE_NODES:
         failed_on = failed_on.insert(node, failed_on.get(node, 0) + 1)
         new_suspect = node if failed_on[node] == SUSPECT_AFTER else None
-    trace = fault.get("traceback") if kind == USER_ERROR else None
+    trace = fault.get("traceback") if kind == FaultKind.USER_ERROR else None
     error = signature(trace) if trace else None
     is_same = {kind, gains.kind} <= {*_OF_LOST_NODES} and fault["time"] - gains.fault_s <= LOSSES_S
-    is_unlucky = not is_same and ((has_run and kind == NODE_LOST) or gains.committed > gains.restored)
+    is_unlucky = not is_same and ((has_run and kind == FaultKind.NODE_LOST) or gains.committed > gains.restored)
     return replace(
         gains,
         file_at_fault_s=gains.file_s or 0.0,
@@ -110,7 +116,7 @@ def after_fault(gains: Gains, fault: Event, workers_s: float | None, *, has_chec
         committed=0,
         fruitless=0 if is_fruitful else gains.fruitless + (not is_same),
         unlucky=0 if is_fruitful else gains.unlucky + is_unlucky,
-        agentless=gains.agentless + 1 if kind == AGENT_LOST else 0,
+        agentless=gains.agentless + 1 if kind == FaultKind.AGENT_LOST else 0,
         kind=kind,
         fault_s=fault["time"],
         repeats=repeats,

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.core.commands import Purpose
 from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
+from launcher.core.stop_reasons import StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,9 +312,9 @@ class UnusableAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TerminationExplained:
-    """The meaning of a SIGTERM: "cancel", "requeue", "preempted" or "batch_script_lost"."""
+    """The meaning of a SIGTERM: CANCEL, REQUEUE, PREEMPTED or BATCH_SCRIPT_LOST."""
 
-    why: str
+    why: StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

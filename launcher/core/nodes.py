@@ -12,7 +12,7 @@ from launcher.core.commands import (
     Purpose,
     Send,
 )
-from launcher.core.faults import PREFLIGHT
+from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.members import Phase, is_usable
 from launcher.core.state import AttemptPhase, Stage
@@ -33,7 +33,7 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
     if member.phase is Phase.JOINING:  # others are on their way: thousands cannot connect within RETURN_S
         _await_others(turn)
     if given.problem is not None:
-        turn.record("fault", kind=PREFLIGHT, node=node, reason=given.problem)
+        turn.record("fault", kind=FaultKind.PREFLIGHT, node=node, reason=given.problem)
         turn.put_out(node, given.problem)
     else:
         turn.add_ready(node, is_warm=given.is_warm)

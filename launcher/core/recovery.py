@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.core import boosters
-from launcher.core.faults import FABRIC, UNRESTORABLE, Fault
+from launcher.core.faults import Fault, FaultKind
 from launcher.core.gains import RAN_S, Gains
 from launcher.core.members import Phase, is_usable
+from launcher.core.outcomes import JobOutcome
+from launcher.core.rungs import Rung
 from launcher.core.state import RestartLimits
 from launcher.core.turn import Turn
 
@@ -27,15 +29,15 @@ class Decision:
 
     Attributes:
         action: start another attempt, requeue the job, or end it.
-        rung: the rung of the next attempt: "workers", "spare" or "requeue"; "" at the end.
-        outcome: the job's outcome if it ends.
+        rung: the rung of the next attempt; None at the end.
+        outcome: the job's outcome if no attempt follows here.
         reason: the reason in words.
         delay_s: seconds to wait before the next attempt.
     """
 
     action: Literal["restart", "requeue", "stop"]
-    rung: str = ""
-    outcome: str = ""
+    rung: Rung | None = None
+    outcome: JobOutcome = JobOutcome.STOPPED
     reason: str = ""
     delay_s: float = 0.0
 
@@ -94,30 +96,34 @@ def choose_rung(
         nodes_changed: whether another attempt would run on other nodes than the last.
         has_spare: whether a spare that is not a suspect could replace a node.
     """
-    if gains.kind == FABRIC:  # every further attempt would have the same fault
-        return Decision(action="stop", outcome="fabric", reason=f"{reason} (the job file says fabric: require)")
-    if gains.kind == UNRESTORABLE:  # only a person can say whether to begin again at step 0
-        return Decision(action="stop", outcome="unrestorable", reason=reason)
+    if gains.kind == FaultKind.FABRIC:  # every further attempt would have the same fault
+        return Decision(
+            action="stop", outcome=JobOutcome.FABRIC, reason=f"{reason} (the job file says fabric: require)"
+        )
+    if gains.kind == FaultKind.UNRESTORABLE:  # only a person can say whether to begin again at step 0
+        return Decision(action="stop", outcome=JobOutcome.UNRESTORABLE, reason=reason)
     if gains.error_repeats:
-        return Decision(action="stop", outcome="user_error", reason=f"the same error twice without progress: {reason}")
+        return Decision(
+            action="stop", outcome=JobOutcome.USER_ERROR, reason=f"the same error twice without progress: {reason}"
+        )
     if gains.new_suspect and has_spare and gains.restarts < limits.max_restarts:  # another node may gain something
         if nodes_suffice:
-            return Decision(action="restart", rung="spare", reason=reason, delay_s=_delay_s(gains))
+            return Decision(action="restart", rung=Rung.SPARE, reason=reason, delay_s=_delay_s(gains))
         if can_requeue:
-            return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
+            return Decision(action="requeue", rung=Rung.REQUEUE, reason=f"no spare node is left: {reason}")
     if (nothing := why_given_up(gains, limits, has_checkpoint=has_checkpoint)) is not None:
-        return Decision(action="stop", outcome="no_progress", reason=f"{nothing}; the last fault: {reason}")
+        return Decision(action="stop", outcome=JobOutcome.NO_PROGRESS, reason=f"{nothing}; the last fault: {reason}")
     if gains.restarts >= limits.max_restarts:
         restarts = f"{gains.restarts} restarts (restart.max_restarts)"
-        return Decision(action="stop", outcome="no_progress", reason=f"{restarts}; the last fault: {reason}")
+        return Decision(action="stop", outcome=JobOutcome.NO_PROGRESS, reason=f"{restarts}; the last fault: {reason}")
     if gains.agentless >= AGENTLESS_ATTEMPTS and can_requeue:
-        return Decision(action="requeue", rung="requeue", reason=f"no checkpoint agents come up here: {reason}")
+        return Decision(action="requeue", rung=Rung.REQUEUE, reason=f"no checkpoint agents come up here: {reason}")
     if nodes_suffice:
-        rung = "spare" if nodes_changed else "workers"
+        rung = Rung.SPARE if nodes_changed else Rung.WORKERS
         return Decision(action="restart", rung=rung, reason=reason, delay_s=_delay_s(gains))
     if can_requeue:
-        return Decision(action="requeue", rung="requeue", reason=f"no spare node is left: {reason}")
-    return Decision(action="stop", outcome="too_few_nodes", reason=f"no spare node is left: {reason}")
+        return Decision(action="requeue", rung=Rung.REQUEUE, reason=f"no spare node is left: {reason}")
+    return Decision(action="stop", outcome=JobOutcome.TOO_FEW_NODES, reason=f"no spare node is left: {reason}")
 
 
 def why_given_up(gains: Gains, limits: RestartLimits, *, has_checkpoint: bool) -> str | None:

@@ -6,26 +6,24 @@ state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core.faults import (
-    BOOSTER_START,
-    PREEMPTED,
-    PREFLIGHT,
-    SCHEDULER_LOST,
-)
+from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.gains import Event, Gains, after_fault
+from launcher.core.outcomes import AttemptOutcome
+from launcher.core.stop_reasons import StopReason
 
-# reasons of `stop_requested`
-TIME_LIMIT = "time_limit"
-HALT = "halt"  # a user wants the job to end for good, so it is not requeued
-CANCEL = "cancel"
-_NOT_THE_JOBS = (PREFLIGHT, BOOSTER_START, SCHEDULER_LOST)  # faults that do not show whether the job makes progress
+_STOP_REASONS: Mapping[str, StopReason] = {reason.value: reason for reason in StopReason}
+_NOT_THE_JOBS = (
+    FaultKind.PREFLIGHT,
+    FaultKind.BOOSTER_START,
+    FaultKind.SCHEDULER_LOST,
+)  # faults that do not show whether the job makes progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,7 @@ class History:
     tells_steps: bool = False
     hangs: int = 0
     hang_step: int = 0
-    stop: str | None = None
+    stop: StopReason | None = None
     is_halt: bool = False
     is_cancelled: bool = False
     boosters: tuple[RecordedBooster, ...] = ()
@@ -339,39 +337,41 @@ def _agents_back(history: History, event: Event) -> History:
 
 
 def _fault(history: History, event: Event) -> History:
-    if event["kind"] == "hang":
+    if event["kind"] == FaultKind.HANG:
         hang_step = max(history.hang_step, event.get("step") or 0)
         history = replace(history, hangs=history.hangs + 1, hang_step=hang_step)
     attempt = history.attempt
     if attempt is not None and not attempt.has_ended and event.get("attempt") == attempt.number:
         if attempt.fault is not None:
             return history
-        return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == PREEMPTED))
+        return replace(history, attempt=replace(attempt, fault=event, is_free=event["kind"] == FaultKind.PREEMPTED))
     if event["kind"] in _NOT_THE_JOBS or not (attempt is None or attempt.has_ended):
         return history
     return _with_fault(history, event, workers_s=None)  # no attempt could begin
 
 
 def _stop_requested(history: History, event: Event) -> History:
-    reason = event.get("reason")
-    if event.get("detail") or not isinstance(reason, str):  # part of a requeue that nobody requested
+    reason = _STOP_REASONS.get(str(event.get("reason")))
+    if event.get("detail") or reason is None:  # with a detail: part of a requeue that nobody requested
         return history
-    if reason == CANCEL:
+    if reason is StopReason.CANCEL:
         return replace(history, is_cancelled=True)
-    is_new = history.stop in (None, HALT)
-    return replace(history, stop=reason if is_new else history.stop, is_halt=history.is_halt or reason == HALT)
+    is_new = history.stop in (None, StopReason.HALT)
+    return replace(
+        history, stop=reason if is_new else history.stop, is_halt=history.is_halt or reason is StopReason.HALT
+    )
 
 
 def _attempt_end(history: History, event: Event) -> History:
-    is_done = event.get("outcome") == "done"
+    is_done = event.get("outcome") == AttemptOutcome.DONE
     history = judged(_of_attempt(history, event, has_ended=True, is_done=is_done, step=event.get("step")))
-    if event.get("outcome") == "resized":
+    if event.get("outcome") == AttemptOutcome.RESIZED:
         return _of_attempt(history, event, is_free=True)
     tells_gains = history.has_checkpoint or history.gains.file_s is not None
-    is_stopped = event.get("outcome") == "stopped" and history.stop == TIME_LIMIT
+    is_stopped = event.get("outcome") == AttemptOutcome.STOPPED and history.stop is StopReason.TIME_LIMIT
     if tells_gains and is_stopped and history.attempt is not None:
         # A start that the time limit ends counts as an attempt: every start may be too short for progress.
-        end = {"kind": TIME_LIMIT, "time": event["time"]}
+        end = {"kind": StopReason.TIME_LIMIT, "time": event["time"]}
         history = _with_fault(history, end, history.attempt.workers_s)
     return history
 
@@ -381,7 +381,7 @@ def judged(history: History) -> History:
     attempt = history.attempt
     if attempt is None or attempt.fault is None:
         return history
-    if attempt.fault["kind"] not in (PREEMPTED, *_NOT_THE_JOBS):
+    if attempt.fault["kind"] not in (FaultKind.PREEMPTED, *_NOT_THE_JOBS):
         history = _with_fault(history, attempt.fault, attempt.workers_s)
     return replace(history, attempt=replace(attempt, fault=None, has_ended=True))
 

@@ -21,25 +21,26 @@ from launcher.core.inputs import (
     TimeLeftAnswered,
     TimeWarned,
 )
-from launcher.core.replay import CANCEL, HALT, TIME_LIMIT, History
+from launcher.core.outcomes import AttemptOutcome
+from launcher.core.replay import History
 from launcher.core.state import ElasticLimits, Requests, RequeuePhase, Sigterm, TimeLimit
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
-REQUEUE = "requeue"  # the scheduler ends the job to start it again
-RESIZE = "resize"  # an attempt ends so that one of another size can begin; the job continues
-PREEMPTED, BATCH_SCRIPT_LOST = "preempted", "batch_script_lost"
-OURS_TO_REQUEUE = (TIME_LIMIT, PREEMPTED, BATCH_SCRIPT_LOST)  # after these Holdfast itself must start the job again
-_STARTS_AGAIN = (REQUEUE, BATCH_SCRIPT_LOST)  # after these the job is in the queue again before it has ended
+# after these Holdfast itself must start the job again
+OURS_TO_REQUEUE = (StopReason.TIME_LIMIT, StopReason.PREEMPTED, StopReason.BATCH_SCRIPT_LOST)
+# after these the job is in the queue again before it has ended
+_STARTS_AGAIN = (StopReason.REQUEUE, StopReason.BATCH_SCRIPT_LOST)
 
 # seconds in which ranks must reach a common step boundary
 _STOP_TIMEOUT_S = {
-    TIME_LIMIT: 75.0,  # sbatch --signal=B:USR2@90 leaves 90 s
-    HALT: 600.0,  # not urgent, so a slow step has enough time
+    StopReason.TIME_LIMIT: 75.0,  # sbatch --signal=B:USR2@90 leaves 90 s
+    StopReason.HALT: 600.0,  # not urgent, so a slow step has enough time
 }
 _DEFAULT_STOP_TIMEOUT_S = 25.0  # Slurm's KillWait, 30 s by default, starts with the SIGTERM that causes the stop
 # Seconds in which ranks that have saved wait for the lower tiers. The step is safe in memory before. A slow tier must
 # not use up the time for the stop. After a resize the next attempt continues to write the step.
-_LOWER_S: dict[str, float | None] = {RESIZE: 0.0, TIME_LIMIT: 50.0, HALT: None}
+_LOWER_S: dict[StopReason, float | None] = {StopReason.RESIZE: 0.0, StopReason.TIME_LIMIT: 50.0, StopReason.HALT: None}
 _DEFAULT_LOWER_S = 15.0
 
 MARGIN_S = 90.0  # before the time limit: to agree on a step, save it, and requeue the job
@@ -50,7 +51,7 @@ SHORT_S = 600.0  # with more time left, and in the first half of the job's time,
 
 def is_asked(requests: Requests) -> bool:
     """Whether the job must stop or end."""
-    return requests.is_cancelled or requests.stop not in (None, RESIZE)
+    return requests.is_cancelled or requests.stop not in (None, StopReason.RESIZE)
 
 
 def is_stopping(requests: Requests) -> bool:
@@ -63,28 +64,29 @@ def may_be_asked(requests: Requests) -> bool:
     return is_asked(requests) or requests.sigterm is not Sigterm.NONE
 
 
-def outcome_of(requests: Requests) -> str:
+def outcome_of(requests: Requests) -> AttemptOutcome:
     """The outcome of an attempt that was asked to end.
 
     If the scheduler starts the job again in any case, the request to halt stays and ends the job at its next start.
     """
     if requests.is_cancelled:
-        return "cancelled"
-    if requests.stop == RESIZE:
-        return "resized"
-    return "halted" if requests.is_halt and requests.stop not in _STARTS_AGAIN else "stopped"
+        return AttemptOutcome.CANCELLED
+    if requests.stop == StopReason.RESIZE:
+        return AttemptOutcome.RESIZED
+    is_halt = requests.is_halt and requests.stop not in _STARTS_AGAIN
+    return AttemptOutcome.HALTED if is_halt else AttemptOutcome.STOPPED
 
 
 def stop_deadline_s(requests: Requests, limits: ElasticLimits) -> float | None:
     """The deadline for all ranks to stop; None if no stop is requested."""
     if requests.stop is None:
         return None
-    if requests.stop == RESIZE:
+    if requests.stop == StopReason.RESIZE:
         return requests.stop_s + limits.graceful_shutdown_timeout_s
     return requests.stop_s + _STOP_TIMEOUT_S.get(requests.stop, _DEFAULT_STOP_TIMEOUT_S)
 
 
-def lower_s(stop: str) -> float | None:
+def lower_s(stop: StopReason) -> float | None:
     """For how long ranks that stop for this reason wait for the lower tiers; None: until their own deadline."""
     return _LOWER_S.get(stop, _DEFAULT_LOWER_S)
 
@@ -92,7 +94,7 @@ def lower_s(stop: str) -> float | None:
 def go_on(turn: Turn, history: History) -> None:
     """After a take-over: the requests to the former supervisor still hold."""
     running = history.running_attempt
-    resize = RESIZE if running is not None and running.is_resizing else None
+    resize = StopReason.RESIZE if running is not None and running.is_resizing else None
     stop = history.stop or resize
     stop_s = turn.now_s if stop is not None else 0.0
     is_cancelled, cancelled_s = history.is_cancelled, turn.now_s if history.is_cancelled else 0.0
@@ -104,9 +106,13 @@ def go_on(turn: Turn, history: History) -> None:
 def record_again(turn: Turn) -> None:
     """Records the requests again at a new start of the job, because they still hold."""
     asked = turn.state.requests
-    reasons = (CANCEL if asked.is_cancelled else None, HALT if asked.is_halt else None, asked.stop)
+    reasons = (
+        StopReason.CANCEL if asked.is_cancelled else None,
+        StopReason.HALT if asked.is_halt else None,
+        asked.stop,
+    )
     for reason in dict.fromkeys(reasons):
-        if reason not in (None, RESIZE):
+        if reason not in (None, StopReason.RESIZE):
             turn.record("stop_requested", reason=reason)
 
 
@@ -127,7 +133,7 @@ def on_explained(turn: Turn, given: TerminationExplained) -> None:
     if sigterm not in (Sigterm.ASKED, Sigterm.AGAIN):
         return
     turn.requests = replace(turn.requests, sigterm=Sigterm.KNOWN)
-    if given.why == "cancel":
+    if given.why is StopReason.CANCEL:
         cancel(turn)
     elif sigterm is Sigterm.ASKED:
         ask_stop(turn, given.why)
@@ -144,23 +150,23 @@ def on_halt(turn: Turn, given: HaltAsked) -> None:
 def cancel(turn: Turn) -> None:
     if not turn.state.requests.is_cancelled:
         turn.requests = replace(turn.requests, is_cancelled=True, cancelled_s=turn.now_s)
-        turn.record("stop_requested", reason=CANCEL)
+        turn.record("stop_requested", reason=StopReason.CANCEL)
 
 
-def ask_stop(turn: Turn, reason: str) -> None:
+def ask_stop(turn: Turn, reason: StopReason) -> None:
     """Requests a stop. A halt is not urgent, so every other reason replaces it, with a deadline of its own.
 
     After a stop of the job no attempt of another size begins, so every reason replaces a resize.
     """
     requests = turn.state.requests
-    if requests.stop in (None, RESIZE) or (requests.stop == HALT and reason != HALT):
-        is_halt = requests.is_halt or reason == HALT
+    if requests.stop in (None, StopReason.RESIZE) or (requests.stop == StopReason.HALT and reason != StopReason.HALT):
+        is_halt = requests.is_halt or reason == StopReason.HALT
         turn.requests = replace(turn.requests, stop=reason, stop_s=turn.now_s, is_halt=is_halt)
         turn.record("stop_requested", reason=reason)
         # The requeue begins while ranks stop and save, because Slurm is already killing what is left of the job.
-        if reason == BATCH_SCRIPT_LOST and not requests.is_cancelled:
+        if reason == StopReason.BATCH_SCRIPT_LOST and not requests.is_cancelled:
             begin_requeue(turn)
-    elif reason == HALT:
+    elif reason == StopReason.HALT:
         turn.requests = replace(turn.requests, is_halt=True)
 
 
@@ -199,7 +205,7 @@ def advance(turn: Turn) -> None:
     requests, limit = turn.state.requests, turn.state.time_limit
     if requests.is_halt_pending and _is_halt_due(turn):
         turn.requests = replace(turn.requests, is_halt_pending=False)
-        ask_stop(turn, HALT)
+        ask_stop(turn, StopReason.HALT)
     if turn.due(limit.ask_s):
         turn.state = replace(turn.state, time_limit=replace(limit, ask_s=None))
         turn.do(AskTimeLeft())
@@ -246,7 +252,7 @@ def on_time_left(turn: Turn, given: TimeLeftAnswered) -> None:
 def _watch(turn: Turn, limit: TimeLimit, *, is_near: bool, wait_s: float) -> None:
     if is_near:
         turn.state = replace(turn.state, time_limit=replace(limit, ask_s=None, is_near=True))
-        ask_stop(turn, TIME_LIMIT)
+        ask_stop(turn, StopReason.TIME_LIMIT)
     else:
         turn.state = replace(turn.state, time_limit=replace(limit, ask_s=turn.now_s + wait_s))
 

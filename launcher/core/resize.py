@@ -12,8 +12,9 @@ from launcher.core.commands import AskAllocation
 from launcher.core.frozen import replace
 from launcher.core.inputs import EventsWritten, ScaleAsked
 from launcher.core.members import Phase
-from launcher.core.requests import RESIZE, may_be_asked
+from launcher.core.requests import may_be_asked
 from launcher.core.state import AttemptPhase, BoosterPhase, Look, Resize, Stage
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
 
@@ -25,7 +26,7 @@ def on_scale(turn: Turn, given: ScaleAsked) -> None:
 
 def on_written(turn: Turn, given: EventsWritten) -> None:
     """The resize is on disk, so a supervisor that takes over knows why ranks stop."""
-    if turn.state.requests.stop == RESIZE and not turn.state.resize.is_written:
+    if turn.state.requests.stop == StopReason.RESIZE and not turn.state.resize.is_written:
         turn.requests = replace(turn.requests, stop_s=turn.now_s)
         turn.state = replace(turn.state, resize=replace(turn.state.resize, is_written=True))
 
@@ -178,7 +179,7 @@ def _ask(turn: Turn, reason: str, *, to: int) -> None:
     if turn.state.requests.stop is not None or turn.state.requests.is_cancelled:
         return
     attempt = turn.attempt
-    turn.requests = replace(turn.requests, stop=RESIZE, stop_s=turn.now_s)
+    turn.requests = replace(turn.requests, stop=StopReason.RESIZE, stop_s=turn.now_s)
     turn.state = replace(turn.state, resize=Resize())
     turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
     turn.settle()

@@ -13,10 +13,13 @@ from launcher.core.commands import (
     ProbeFolder,
     Purpose,
 )
-from launcher.core.faults import ENVIRONMENT, LOSSES_S, PREEMPTED, SCHEDULER_LOST, START_TIMEOUT, Fault
+from launcher.core.faults import LOSSES_S, Fault, FaultKind
 from launcher.core.frozen import replace
 from launcher.core.members import Phase, choose, is_usable
+from launcher.core.outcomes import AttemptOutcome, JobOutcome
+from launcher.core.rungs import Rung
 from launcher.core.state import Resize, Sigterm, Stage
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
 NODE_START_TIMEOUT_S = 120.0
@@ -33,9 +36,9 @@ SCHEDULER_SETTLE_S = 5.0  # a controller that is back refuses steps until its no
 def start(turn: Turn) -> None:
     """Handles the start of the job by the scheduler, the first or a later one."""
     job, history = turn.state.job, turn.state.history
-    turn.state = replace(turn.state, rung="requeue" if history.next_attempt else "start")
+    turn.state = replace(turn.state, rung=Rung.REQUEUE if history.next_attempt else Rung.START)
     if job.is_take_over:
-        turn.state = replace(turn.state, rung="takeover")
+        turn.state = replace(turn.state, rung=Rung.TAKEOVER)
     turn.record("job_start", **job.start)
     requests.record_again(turn)
     for what in job.warnings:
@@ -48,10 +51,10 @@ def start(turn: Turn) -> None:
 def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     """Takes over a running job from another supervisor."""
     job, running = turn.state.job, turn.state.history.running_attempt
-    turn.state = replace(turn.state, rung="takeover")
+    turn.state = replace(turn.state, rung=Rung.TAKEOVER)
     _leave_out(turn, are_lost=True)
     if turn.state.history.is_done:
-        ending.finish(turn, "done", "")
+        ending.finish(turn, JobOutcome.DONE, "")
         return
     turn.do(AwaitReturn(nodes=runners))
     turn.state = replace(turn.state, roll_call_s=turn.now_s + attempt.RETURN_S)
@@ -124,7 +127,7 @@ def probing(turn: Turn) -> None:
 
 def _give_up_folder(turn: Turn, why: str) -> None:
     waited = f"the job's folder could not be written for {attempt.FOLDER_TIMEOUT_S:g} s ({why})"
-    ending.finish(turn, "internal", f"{waited}; make room, submit again")
+    ending.finish(turn, JobOutcome.INTERNAL, f"{waited}; make room, submit again")
 
 
 def on_folder_probed(turn: Turn, given: given_.FolderProbed) -> None:
@@ -229,7 +232,7 @@ def _choose(turn: Turn) -> None:
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
         reason = f"{len(job.nodes)} nodes, {job.sizes[-1]} needed, out of use: {why}"
         unprepared = bool(out) and all(state.members[node].is_environment for node in out)
-        fault = Fault(kind=ENVIRONMENT if unprepared else START_TIMEOUT, node=None, reason=reason)
+        fault = Fault(kind=FaultKind.ENVIRONMENT if unprepared else FaultKind.START_TIMEOUT, node=None, reason=reason)
         turn.record("fault", kind=fault.kind, reason=reason)
         _fail(turn, fault, ())
         return
@@ -259,14 +262,14 @@ def attempting(turn: Turn) -> None:
         if turn.member(node).phase is Phase.TRAINING:
             turn.put_member(node, replace(turn.member(node), phase=Phase.READY))
     turn.record("attempt_end", attempt=ended.number, outcome=ended.outcome, step=ended.step)
-    if turn.state.requests.stop == requests.RESIZE:
+    if turn.state.requests.stop == StopReason.RESIZE:
         turn.requests = replace(turn.requests, stop=None)
-    if ended.outcome == "done":
-        ending.finish(turn, "done", "")
-    elif ended.outcome == "fault":
+    if ended.outcome is AttemptOutcome.DONE:
+        ending.finish(turn, JobOutcome.DONE, "")
+    elif ended.outcome is AttemptOutcome.FAULT:
         _fail(turn, ended.faults[0], ended.nodes)
-    elif ended.outcome == choice.RESIZED:
-        turn.state = replace(turn.state, rung=choice.RESIZED)
+    elif ended.outcome is AttemptOutcome.RESIZED:
+        turn.state = replace(turn.state, rung=None)
         if not _ends_as_asked(turn):
             probe(turn)
     else:
@@ -292,7 +295,7 @@ def deciding(turn: Turn) -> None:
         return
     if _ends_as_asked(turn):
         return
-    if state.fault.kind == SCHEDULER_LOST:
+    if state.fault.kind == FaultKind.SCHEDULER_LOST:
         turn.state = replace(turn.state, blocked="")
         _ask_scheduler(turn)
         turn.enter(Stage.SCHEDULER, timeout_s=SCHEDULER_TIMEOUT_S)
@@ -322,7 +325,7 @@ def scheduler(turn: Turn) -> None:
         return
     if turn.due(state.deadline_s):
         why = f"the scheduler did not answer for {SCHEDULER_TIMEOUT_S:g} s: {state.blocked or 'no answer'}"
-        ending.finish(turn, "internal", f"{why}; submit the job again")
+        ending.finish(turn, JobOutcome.INTERNAL, f"{why}; submit the job again")
     elif turn.due(state.again_s):
         turn.state = replace(turn.state, again_s=None)
         if state.blocked:
@@ -346,21 +349,21 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
     start_again = not requests.may_be_asked(asked) and turn.take_all_back(lost)
     state, reason = turn.state, recovery.worded(fault)
     job, members = state.job, state.members
-    if fault.kind == PREEMPTED and members.usable + members.joining_count >= job.sizes[-1]:
-        turn.state = replace(turn.state, rung="spare")
+    if fault.kind == FaultKind.PREEMPTED and members.usable + members.joining_count >= job.sizes[-1]:
+        turn.state = replace(turn.state, rung=Rung.SPARE)
         probe(turn)
         return
     decision = recovery.after_fault(turn, state.history.gains, fault, nodes)
     unknown = Phase.JOINING if job.is_take_over else None  # nodes that were ready under another supervisor
     may_load = any(member.is_warm or member.phase is unknown for member in members.table.values())
-    if fault.kind == ENVIRONMENT and decision.action != "restart" and not may_load:
+    if fault.kind == FaultKind.ENVIRONMENT and decision.action != "restart" and not may_load:
         reason = f"on none of the job's nodes its Python loads what it needs: {reason}"  # nor on others, then
-        ending.finish(turn, "user_error", reason)
+        ending.finish(turn, JobOutcome.USER_ERROR, reason)
     elif decision.action == "stop":
         text = f"{decision.reason}\n{fault.traceback.rstrip()}" if fault.traceback else decision.reason
         ending.finish(turn, decision.outcome, text)
     elif decision.action == "requeue":
-        turn.state = replace(turn.state, ending=("stopped", decision.reason))
+        turn.state = replace(turn.state, ending=(decision.outcome, decision.reason))
         turn.do(AskWhyTerminated())
         turn.enter(Stage.CONFIRMING)
     else:

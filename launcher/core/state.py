@@ -15,7 +15,10 @@ from launcher.core.faults import Fault, WorkerFailure
 from launcher.core.hang import Hang, RankStack
 from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
 from launcher.core.members import Members, Network
+from launcher.core.outcomes import AttemptOutcome, JobOutcome
 from launcher.core.replay import History
+from launcher.core.rungs import Rung
+from launcher.core.stop_reasons import StopReason
 
 Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
@@ -230,7 +233,7 @@ class Attempt:
     Attributes:
         nodes: in node-rank order.
         begun_s, phase_s: start of the attempt and of its phase.
-        outcome: done, fault, resized, stopped, halted or cancelled; "" before its end is decided.
+        outcome: None before its end is decided.
         is_last: whether no other attempt follows, as far as was foreseen when its end was decided.
         started, ended, killed, lost, returned: nodes whose workers run; whose workers have ended with 0; whose
             processes are gone; that are lost; whose runners have connected (again) during the attempt.
@@ -253,7 +256,7 @@ class Attempt:
     begun_s: float
     phase: AttemptPhase = AttemptPhase.STARTING
     phase_s: float = 0.0
-    outcome: str = ""
+    outcome: AttemptOutcome | None = None
     is_last: bool = False
     started: HashTrieSet[str] = field(default_factory=HashTrieSet)
     ended: HashTrieSet[str] = field(default_factory=HashTrieSet)
@@ -270,7 +273,7 @@ class Attempt:
     committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     restored: bool = False
     first_step_seen: bool = False
-    stop_sent: str | None = None
+    stop_sent: StopReason | None = None
     is_stopped: bool = False
     stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
@@ -373,7 +376,7 @@ class Requests:
     """The requests from outside the job.
 
     Attributes:
-        stop: why the job stops at a step boundary: halt, requeue, time_limit, preempted, batch_script_lost; or None.
+        stop: why the job stops at a step boundary; None if it does not.
             For a resize only the attempt stops, and the job goes on.
         stop_s: time of the request.
         is_halt: whether a user has requested its end for good.
@@ -382,7 +385,7 @@ class Requests:
         cancelled_s: time of that request.
     """
 
-    stop: str | None = None
+    stop: StopReason | None = None
     stop_s: float = 0.0
     is_halt: bool = False
     is_halt_pending: bool = False
@@ -452,7 +455,7 @@ class State:
         again_s: time of the next try, if the stage repeats something.
         is_patient: whether to wait a moment for all nodes before choosing among them: before the first attempt.
         full_s: time since which as many nodes are ready as may train.
-        rung: the rung of the recovery ladder for the next attempt.
+        rung: the rung of the recovery ladder for the next attempt; None after a resize: it follows from the nodes.
         positions: the nodes chosen last, in node-rank order.
         holders: nodes that serve their shards to the attempt and do not train.
         boosters: the allocations in addition to the base, in the order of their requests.
@@ -483,7 +486,7 @@ class State:
     again_s: float | None = None
     is_patient: bool = True
     full_s: float | None = None
-    rung: str = "start"
+    rung: Rung | None = Rung.START
     positions: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
     boosters: tuple[Booster, ...] = ()
@@ -508,7 +511,7 @@ class State:
     fault: Fault | None = None
     fault_nodes: tuple[str, ...] = ()
     blocked: str = ""
-    ending: tuple[str, str] | None = None
+    ending: tuple[JobOutcome, str] | None = None
     requeue: RequeuePhase = RequeuePhase.NONE
     requeue_error: str = ""
     unsettled: int = 0

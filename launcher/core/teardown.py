@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from launcher.core import agent_world, recovery
 from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
-from launcher.core.replay import TIME_LIMIT, judged
+from launcher.core.outcomes import AttemptOutcome
+from launcher.core.replay import judged
 from launcher.core.state import AttemptPhase
+from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
-_LAST = ("done", "halted", "cancelled")  # outcomes after which no other attempt begins
+_LAST = (
+    AttemptOutcome.DONE,
+    AttemptOutcome.HALTED,
+    AttemptOutcome.CANCELLED,
+)  # outcomes after which no other attempt begins
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
 RECONNECT_S = 12.0
@@ -54,7 +60,9 @@ def confirm_killed(turn: Turn) -> None:
     for node in left:
         turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
     _report_unsaved_stop(turn)
-    is_judged = attempt.outcome == "fault" or turn.state.requests.stop == TIME_LIMIT  # by what it has gained
+    is_judged = (
+        attempt.outcome is AttemptOutcome.FAULT or turn.state.requests.stop == StopReason.TIME_LIMIT
+    )  # by what it has gained
     if is_judged and turn.state.job.names_own_checkpoints:
         turn.do(LookAtOwnCheckpoints())
         turn.enter_phase(AttemptPhase.LOOKING)
@@ -87,10 +95,10 @@ def _release_until_s(turn: Turn) -> float:
     return min(until_s, asked.cancelled_s + AGENT_CANCEL_S) if asked.is_cancelled else until_s
 
 
-def is_last(turn: Turn, outcome: str) -> bool:
+def is_last(turn: Turn, outcome: AttemptOutcome) -> bool:
     """Whether no other attempt follows this one, as far as can be foreseen."""
     attempt = turn.attempt
-    if outcome != "fault":
+    if outcome is not AttemptOutcome.FAULT:
         return outcome in _LAST
     gains = judged(turn.state.history).gains
     return recovery.after_fault(turn, gains, attempt.faults[0], attempt.nodes).action == "stop"

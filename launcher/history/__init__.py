@@ -3,7 +3,7 @@
 events    events.jsonl: one line for each event
 fields    the kinds of events, and the fields of each
 status    the job's state
-outcome   how a job ends, and its exit codes
+outcome   the outcome of a job with its reason, in result.json
 tail      reads growing files
 usage     node-hours of each account, own and borrowed
 stored    the folded events in fold.json, so that an old job's status costs no more than a new one's

@@ -1,31 +1,19 @@
-"""How a job ends, and its exit codes."""
+"""The outcome of a job with its reason, which stays in result.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.base.files import durable_write
 from holdfast.base.plain_file import read_json
+from launcher.core.outcomes import JobOutcome
 from launcher.history.status import JobStatus
 
 RESULT_FILE = "result.json"
-EXIT_CODES = {
-    "done": 0,
-    "stopped": 0,
-    "halted": 0,
-    "superseded": 0,
-    "internal": 1,
-    "user_error": 10,
-    "no_progress": 11,
-    "too_few_nodes": 12,
-    "cancelled": 13,
-    "fabric": 14,
-    "unsaved": 15,
-    "unrestorable": 16,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,35 +21,54 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        name: done, stopped (continues after a requeue), halted (saved and ended on a user's request), user_error,
-            no_progress, too_few_nodes, cancelled, fabric, unsaved (the script has ended well, and no step is in any
-            lower tier), unrestorable (there are steps, and none can be restored), internal, or superseded (another
-            supervisor decides).
+        name: the outcome. UNSAVED: the script has ended well, and no step is in any lower tier. UNRESTORABLE: there are
+            steps, and none can be restored.
         step: the newest finished step; None if none is known.
-        exit_code: the job's exit code for this outcome.
         reason: the reason in words; for done, the steps that are kept, and the saves that are missing.
         seconds: time since this supervisor started.
     """
 
-    name: str
+    name: JobOutcome
     step: int | None
-    exit_code: int
     reason: str
     seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code."""
+        return self.name.exit_code
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The outcome as plain data: name, step, exit_code, reason, seconds."""
+        return {
+            "name": self.name.value,
+            "step": self.step,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> Outcome:
+        """The outcome from such data.
+
+        Raises:
+            ValueError, TypeError: it is not such data.
+        """
+        fields = {key: value for key, value in data.items() if key not in ("exit_code", "run_id")}
+        return cls(**fields | {"name": JobOutcome(str(fields.get("name")))})
 
     @classmethod
     def read(cls, job_dir: Path) -> Outcome | None:
         """Read the outcome in a job's folder; None if there is none, or it cannot be read."""
         try:
-            result = read_json(job_dir / RESULT_FILE)
-            result.pop("run_id", None)
-            return cls(**result)
+            return cls.from_mapping(read_json(job_dir / RESULT_FILE))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, job_dir: Path, run_id: str) -> None:
         """Write the outcome into a job's folder, with the id of its run."""
-        result = asdict(self) | {"run_id": run_id}
+        result = self.to_mapping() | {"run_id": run_id}
         durable_write(job_dir / RESULT_FILE, json.dumps(result, indent=1).encode() + b"\n")
 
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.core.outcomes import AttemptOutcome
+from launcher.core.rungs import Rung
+
 Event = Mapping[str, Any]
 
 
@@ -69,7 +72,7 @@ class TrainingStop:
         The save of the agreed step begins when the step ends. Without such a save it is the time of the attempt's end.
         """
         time_s: float = end["time"]
-        if end.get("outcome") == "fault" and self.fault_s is not None:
+        if end.get("outcome") == AttemptOutcome.FAULT and self.fault_s is not None:
             return min(time_s, self.fault_s)
         if self.saved is not None and self.saved[0] == end.get("step"):
             return min(time_s, self.saved[1])
@@ -89,7 +92,7 @@ def resizes(events: Iterable[Event]) -> list[ResizeCost]:
             stopped_s = stop.at_s(event) if stopped_s is None else stopped_s
         elif name == "attempt_start":
             started_s = event["time"]
-            if event["rung"] in ("grow", "shrink") and stopped_s is not None and len(event["nodes"]) != nodes:
+            if event["rung"] in (Rung.GROW, Rung.SHRINK) and stopped_s is not None and len(event["nodes"]) != nodes:
                 found.append(
                     ResizeCost(
                         attempt=event.get("attempt") or 0, rung=event["rung"], size=nodes, to=len(event["nodes"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.core.boosters import REFUSED
+from launcher.core.outcomes import AttemptOutcome
 from launcher.history.resize import TrainingStop
 
 Event = Mapping[str, Any]
@@ -245,8 +246,8 @@ class LostTime:
                 self._stop("requeue", time_s)
         elif name == "fault" and event.get("attempt") is not None:  # else nobody stops for it
             self._stop(str(event.get("kind")), time_s - (event.get("detect") or 0.0))
-        elif name == "attempt_end" and event.get("outcome") != "fault":
-            kind = "resize" if event.get("outcome") == "resized" else str(event.get("outcome"))
+        elif name == "attempt_end" and event.get("outcome") != AttemptOutcome.FAULT:
+            kind = "resize" if event.get("outcome") == AttemptOutcome.RESIZED else str(event.get("outcome"))
             self._stop(kind, self.stop_of_attempt.at_s(event))
         elif name == "first_step" and self.since_s is not None:
             self.lost[self.kind] = round(self.lost.get(self.kind, 0.0) + max(0.0, time_s - self.since_s), 3)

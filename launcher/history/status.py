@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from launcher.core.faults import PREEMPTED
+from launcher.core.faults import FaultKind
+from launcher.core.outcomes import FINAL, AttemptOutcome, JobOutcome
 from launcher.history.descent import in_words
 from launcher.history.pace import Pace
 from launcher.history.recovery import Recovery, RecoveryFold
@@ -17,8 +18,7 @@ Event = Mapping[str, Any]
 
 STATES = (
     "pending", "starting", "running", "training", "recovering", "resizing", "stopping", "requeued", "lost",
-    "unreadable", "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved",
-    "unrestorable", "internal",
+    "unreadable", *FINAL,
 )  # fmt: skip
 _LAST_EVENTS = 8
 _LAST_RECOVERIES = 8
@@ -52,8 +52,7 @@ class JobStatus:
 
     Attributes:
         state: "pending", "starting", "running" (the workers run and have reported no step yet), "training",
-            "recovering", "resizing", "stopping", "requeued", or once ended the outcome: "done", "halted", "user_error",
-            "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved", "unrestorable", "internal".
+            "recovering", "resizing", "stopping", "requeued", or once ended the outcome: a final JobOutcome.
         reason: the cause, where the state has one.
         stop: a user's request to save and end, in words; None if there is none.
         run_id: the run's identity through all its requeues.
@@ -369,7 +368,7 @@ class StatusFold:
         self._set(reason=None)
 
     def _on_fault(self, event: Event) -> None:
-        is_counted = event.get("kind") != PREEMPTED
+        is_counted = event.get("kind") != FaultKind.PREEMPTED
         if event.get("attempt") is None and self.is_training:  # of a node or booster that does not train yet
             self._set(faults=self.known.faults + is_counted)
             return
@@ -401,9 +400,13 @@ class StatusFold:
 
     def _on_attempt_end(self, event: Event) -> None:
         self._stopped_training(event)
-        if event.get("outcome") == "stopped":
+        if event.get("outcome") == AttemptOutcome.STOPPED:
             self._set(state="requeued")
-        is_idle = event.get("outcome") == "done" and self.loaded is not None and (event.get("step") or 0) <= self.loaded
+        is_idle = (
+            event.get("outcome") == AttemptOutcome.DONE
+            and self.loaded is not None
+            and (event.get("step") or 0) <= self.loaded
+        )
         self._set(idle_at=self.loaded if is_idle else None)
 
     def _on_job_end(self, event: Event) -> None:
@@ -412,7 +415,7 @@ class StatusFold:
         self._set(waits_until_s=None)
         step = event.get("step")
         self._set(
-            state=event.get("outcome") or "internal",
+            state=event.get("outcome") or JobOutcome.INTERNAL.value,
             reason=event.get("reason"),
             step=step if isinstance(step, int) else self.known.step,
         )

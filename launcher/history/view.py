@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from launcher.core.outcomes import JobOutcome
 from launcher.history.descent import in_words, passed_over
 from launcher.history.status import Event, JobStatus
 
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-_FAILED = ("user_error", "no_progress", "too_few_nodes", "fabric", "unsaved", "unrestorable", "internal", "lost")
-_ENDED_WELL = ("done", "halted")
+_FAILED = (*(outcome for outcome in JobOutcome if outcome.is_failure), "lost")
+_ENDED_WELL = (JobOutcome.DONE, JobOutcome.HALTED)
 _SHORT = {"memory": "mem"}  # names of tiers on the line of a narrow terminal
 
 
@@ -29,7 +30,7 @@ def render(status: JobStatus, title: str) -> RenderableType:
     facts.add_column(overflow="fold")
     state = Text(status.state, style=state_style(status.state))
     if reason:
-        shown = trace.rstrip().rpartition("\n")[2] if status.state == "user_error" and trace else reason
+        shown = trace.rstrip().rpartition("\n")[2] if status.state == JobOutcome.USER_ERROR and trace else reason
         state.append(f"  {shown}", style="default")
     facts.add_row("job", title)
     facts.add_row("state", state)
@@ -48,7 +49,7 @@ def render(status: JobStatus, title: str) -> RenderableType:
     facts.add_row("step", f"{status.step or 'none reported'}{speed}")  # a script without a Checkpointer reports none
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
     failed = f"  ({plural(status.failed_saves, 'save')} failed)" if status.failed_saves else ""
-    nothing = "nothing" if status.state in (*_FAILED, *_ENDED_WELL, "cancelled") else "nothing yet"
+    nothing = "nothing" if status.state in (*_FAILED, *_ENDED_WELL, JobOutcome.CANCELLED) else "nothing yet"
     facts.add_row("committed", f"{committed or nothing}{failed}")
     for words in status.went_back:
         facts.add_row("went back", Text(words, style="yellow"))

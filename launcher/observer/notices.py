@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.core.faults import PREEMPTED
+from launcher.core.faults import FaultKind
+from launcher.core.outcomes import AttemptOutcome
 from launcher.history.view import describe, duration
 from launcher.job.notify import Notify
 
@@ -88,11 +89,11 @@ class Notices:
 
     def _told(self, event: Event) -> list[tuple[str, str]]:
         match event["event"]:
-            case "fault" if event.get("kind") != PREEMPTED:
+            case "fault" if event.get("kind") != FaultKind.PREEMPTED:
                 return [("fault", describe(event))]
             case "job_end":
                 return [("end", describe(event))]
-            case "attempt_end" if event.get("outcome") == "stopped":
+            case "attempt_end" if event.get("outcome") == AttemptOutcome.STOPPED:
                 return [("requeue", f"{describe(event)}; it continues after a requeue")]
             case "job_start" if event.get("restart_count"):
                 return [("requeue", f"started again after requeue {event['restart_count']}")]
@@ -112,7 +113,7 @@ class Notices:
         name, step = event["event"], event.get("step")
         if name == "job_start":
             self._progress_s, self._is_stalled = event["time"], False
-        elif name in ("job_end", "attempt_end") and event.get("outcome") != "fault":
+        elif name in ("job_end", "attempt_end") and event.get("outcome") != AttemptOutcome.FAULT:
             self._progress_s = None if name == "job_end" else event["time"]
         elif name in _STEPS and (step is None or step > self._step):
             self._progress_s, self._is_stalled = event["time"], False

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.core.faults import HANG, PREEMPTED
+from launcher.core.faults import FaultKind
+from launcher.core.outcomes import AttemptOutcome
 
 Event = Mapping[str, Any]
 
@@ -136,20 +137,20 @@ class Timeline:
 
     def _on_fault(self, event: Event, time_s: float) -> None:
         if self._kind == TRAINING:
-            after = "resize" if event.get("kind") == PREEMPTED else "recovery"
+            after = "resize" if event.get("kind") == FaultKind.PREEMPTED else "recovery"
             stopped_s = max(self._since_s, time_s - (event.get("detect") or 0.0))
-            self._turn("hang" if event.get("kind") == HANG else after, stopped_s)
+            self._turn("hang" if event.get("kind") == FaultKind.HANG else after, stopped_s)
             self._turn(after, time_s)
         elif self._workers_s is not None and not self._has_steps:
             self._turn("recovery", time_s)
 
     def _on_attempt_end(self, event: Event, time_s: float) -> None:
         match event.get("outcome"):
-            case "resized":
+            case AttemptOutcome.RESIZED:
                 self._turn("resize", time_s)
-            case "stopped":
+            case AttemptOutcome.STOPPED:
                 self._turn("queue", time_s)
-            case "fault":
+            case AttemptOutcome.FAULT:
                 if self._kind == TRAINING:
                     self._turn("recovery", time_s)
             case _:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from launcher.core.inputs import AllocationState
+from launcher.core.stop_reasons import StopReason
 from slurm import Topology
 
 
@@ -181,13 +182,11 @@ class Cluster(Protocol):
             LauncherError, SlurmError: the job could not be requeued, or too few nodes would remain to start it.
         """
 
-    def why_terminated(self) -> str:
+    def why_terminated(self) -> StopReason:
         """The reason of a SIGTERM that has just arrived, or will arrive.
 
         Returns:
-            "cancel": the job is to end for good. "requeue": the scheduler ends the job and starts it again.
-            "preempted": the job has to end, and starts again only if the supervisor requeues it.
-            "batch_script_lost": the same, because the job's batch script has ended.
+            CANCEL, REQUEUE, PREEMPTED or BATCH_SCRIPT_LOST.
         """
 
     def time_left_s(self) -> float | None:

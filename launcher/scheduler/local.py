@@ -13,6 +13,7 @@ from pathlib import Path
 import ckpt.agent.process.launch as agent_launch
 from holdfast.base.processes import end_all, pids_with_environment
 from launcher.core.inputs import AllocationState
+from launcher.core.stop_reasons import StopReason
 from launcher.errors import UsageError
 from launcher.job import gpus, run_liveness
 from launcher.job.jobfile import JobSpec
@@ -139,8 +140,8 @@ class LocalCluster:
     def time_left_s(self) -> float | None:
         return None
 
-    def why_terminated(self) -> str:
-        return "requeue"
+    def why_terminated(self) -> StopReason:
+        return StopReason.REQUEUE
 
     async def close(self) -> None:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners.values()))

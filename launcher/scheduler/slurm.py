@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
+from launcher.core.stop_reasons import StopReason
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
 from launcher.job import run_liveness
@@ -302,19 +303,19 @@ class SlurmCluster:
                 log.warning("the requeue of job %s is not confirmed: %s", self._reference, error)
             time.sleep(_ASK_AGAIN_S)
 
-    def why_terminated(self) -> str:
+    def why_terminated(self) -> StopReason:
         try:
             job = self._insist(lambda: self._slurm.job(self._reference))
         except SlurmError:
-            return "preempted"
+            return StopReason.PREEMPTED
         if job is not None:
             log.info("job %s is %s, reason %s, restarts %d", self._reference, job.state, job.reason, job.restarts)
         if job is None or job.restarts > self.restart_count:
-            return "requeue"
+            return StopReason.REQUEUE
         # A preempted job is RUNNING during its grace time. A job that is ending is COMPLETING, whatever the cause.
         if job.state == "RUNNING":
-            return "preempted"
-        return "batch_script_lost" if job.has_lost_its_script else "cancel"
+            return StopReason.PREEMPTED
+        return StopReason.BATCH_SCRIPT_LOST if job.has_lost_its_script else StopReason.CANCEL
 
     def time_left_s(self) -> float | None:
         job = self._slurm.job(self._reference)

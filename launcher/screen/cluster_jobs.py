@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.core.outcomes import FINAL
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
 from launcher.history.view import plural
 from launcher.job.registry import KnownJob, is_job, job_of_folder
-from launcher.submission.job_control import OUTCOMES, by_events, by_queue
+from launcher.submission.job_control import by_events, by_queue
 from slurm import Slurm, SlurmError
 from slurm.records import QueuedJob
 
@@ -112,7 +113,7 @@ def _folders(row: QueuedJob) -> Iterator[Path]:
 
 def _status(seen: _Seen) -> JobStatus:
     status = by_events(seen.job, seen.reader)
-    if status.state in (*OUTCOMES, "unreadable"):
+    if status.state in (*FINAL, "unreadable"):
         return status
     row = seen.queued
     waits = f"waits in the queue: {row.reason or 'no reason given'}" if row.state == "PENDING" else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from holdfast.blocks import printable
-from launcher.history.outcome import EXIT_CODES
+from launcher.core.outcomes import FINAL
 from launcher.history.status import JobStatus
 from launcher.history.view import age, state_style
 from launcher.job.registry import KnownJob
@@ -23,7 +23,7 @@ _RIGHT = ("step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
 
 def has_ended(status: JobStatus) -> bool:
     """Whether a job is listed among those that have ended."""
-    return status.state in (*EXIT_CODES, "lost", "unreadable")
+    return status.state in (*FINAL, "lost", "unreadable")
 
 
 def jobs_lines(

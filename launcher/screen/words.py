@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.history.outcome import EXIT_CODES
+from launcher.core.outcomes import FINAL
 from launcher.history.recovery import Recovery
 from launcher.history.status import JobStatus, TierState
 from launcher.history.view import ending, plural
@@ -24,7 +24,7 @@ def what_next(status: JobStatus, job: Mapping[str, Any], now_s: float) -> list[s
         job: the job's job.json; empty before it has started.
         now_s: the current time in seconds since the epoch.
     """
-    if status.state in (*EXIT_CODES, "lost", "unreadable"):
+    if status.state in (*FINAL, "lost", "unreadable"):
         return [f"nothing: {ending(status)}"]
     soonest = [f"the job saves and ends {status.stop}"] if status.stop else []
     if status.waits_until_s is not None and status.waits_until_s > now_s:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from submitit.core.utils import JobPaths
 
 from holdfast.base.deadlines import within
 from launcher.connections.channel import ChannelError, connect
+from launcher.core.outcomes import JobOutcome
 from launcher.errors import LauncherError
 from launcher.history.outcome import Outcome
 from launcher.job import gpus
@@ -98,8 +99,8 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     stem = place.job_id or time.strftime("%Y%m%d-%H%M%S")
     job_dir = place.folder / f"{stem}_torchrun-{next(_calls)}"
     earlier = Outcome.read(job_dir)
-    if earlier is not None and earlier.name in ("done", "halted"):
-        return asdict(earlier)  # the job had ended before the outer job was requeued
+    if earlier is not None and earlier.name in (JobOutcome.DONE, JobOutcome.HALTED):
+        return earlier.to_mapping()  # the job had ended before the outer job was requeued
     if place.task > 0:
         return settle(spec.name, _follow(job_dir, earlier))
     from launcher.supervisor import supervise

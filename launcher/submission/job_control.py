@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.base.plain_file import open_plain, read_json
+from launcher.core.outcomes import FINAL, JobOutcome
 from launcher.errors import LauncherError, UsageError
-from launcher.history.outcome import EXIT_CODES, Outcome
+from launcher.history.outcome import Outcome
 from launcher.history.status import JobStatus
 from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from launcher.job.jobfile import JobSpec
     from slurm.records import Job, QueuedJob
 
-OUTCOMES = (
-    "done", "halted", "user_error", "no_progress", "too_few_nodes", "cancelled", "fabric", "unsaved", "unrestorable",
-    "internal",
-)  # fmt: skip
 _CANCEL_DEADLINE_S = 30.0
 _LAST_BYTES = 64 << 10
 _WAIT_POLL_S = 0.5
@@ -93,12 +90,12 @@ def by_events(job: KnownJob, reader: StatusReader) -> JobStatus:
 
 def corrected(job: KnownJob, status: JobStatus) -> JobStatus:
     """The status with what the job's process, Slurm, and requests in its folder say."""
-    if status.state in (*OUTCOMES, "unreadable"):
+    if status.state in (*FINAL, "unreadable"):
         return status
     request = StopRequest.read(job.folder)
     if request is not None:
         if request.is_served and status.state in ("pending", "requeued"):
-            return replace(status, state="halted", reason="ended in the queue, as asked")
+            return replace(status, state=JobOutcome.HALTED, reason="ended in the queue, as asked")
         status = replace(status, stop=str(request))
     if job.cluster == "slurm":
         return with_slurms_word(job, with_request(job, _in_queue(job, status)))
@@ -121,10 +118,10 @@ def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStat
         The last status, and the exit code of the job's outcome; 1 for a job that is lost or cannot be read.
     """
     follower = JobFollower(job)
-    while (status := follower.status()).state not in (*OUTCOMES, "lost", "unreadable"):
+    while (status := follower.status()).state not in (*FINAL, "lost", "unreadable"):
         show(status)
         time.sleep(_WAIT_POLL_S)
-    return status, EXIT_CODES.get(status.state, 1)
+    return status, JobOutcome(status.state).exit_code if status.state in FINAL else 1
 
 
 def with_request(job: KnownJob, status: JobStatus) -> JobStatus:
@@ -168,7 +165,7 @@ def cancel_job(job: KnownJob) -> str:
     """
     _check_owner(job)
     state = status_now(job).state
-    if state in (*OUTCOMES, "lost"):
+    if state in (*FINAL, "lost"):
         return f"job {job.job_id} has ended already ({state})"
     if job.cluster == "slurm":
         from launcher.submission.slurm import cancel
@@ -198,7 +195,7 @@ def stop_job(job: KnownJob, at_step: int | None = None, at_s: float | None = Non
     """
     _check_owner(job)
     status = status_now(job)
-    if status.state in (*OUTCOMES, "lost"):
+    if status.state in (*FINAL, "lost"):
         return f"job {job.job_id} has ended already ({status.state})"
     tiers = _tiers(job.folder)
     if tiers is not None and not tiers:
@@ -235,7 +232,7 @@ def scale_job(job: KnownJob, nodes: int | None) -> str:
     """
     _check_owner(job)
     status = status_now(job)
-    if status.state in (*OUTCOMES, "lost"):
+    if status.state in (*FINAL, "lost"):
         again = "" if nodes is None else f" with -N {nodes}"
         raise LauncherError(f"job {job.job_id} has ended already ({status.state}); submit it again{again}")
     spec = _spec(job.folder)
@@ -376,7 +373,7 @@ def by_queue(status: JobStatus, queued: Job | QueuedJob | None, waits: str | Non
         end: how it has ended, in words; called if it has.
     """
     if queued is not None and queued.state == "CANCELLED":
-        return replace(status, state="cancelled", reason=None)
+        return replace(status, state=JobOutcome.CANCELLED, reason=None)
     if queued is None or queued.has_ended:
         return replace(status, state="lost", reason=f"it left no outcome and Slurm {end()}")
     if waits is not None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.base.plain_file import read_json
+from launcher.core.outcomes import FINAL
 from launcher.errors import UsageError
 from launcher.history.events import EventReader
 from launcher.history.status import JobStatus
 from launcher.history.tail import Tail
-from launcher.submission.job_control import OUTCOMES
 
 _POLL_S = 0.3
 _ASK_S = 2.0  # between two requests for the job's status, which may ask Slurm
@@ -208,7 +208,7 @@ def follow_logs(
             if not written and standing != noted:
                 noted = standing
                 note(f"nothing is written yet: the job is {standing}")
-        at_end = status.state in (*OUTCOMES, "lost")
+        at_end = status.state in (*FINAL, "lost")
         try:
             files = logs.files(first=newest)
         except UsageError:

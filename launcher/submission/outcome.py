@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
+from launcher.core.outcomes import JobOutcome
 from launcher.errors import JobFailed
 from launcher.history.outcome import Outcome
 from launcher.job.jobfile import JobSpec
@@ -24,13 +24,13 @@ def settle(name: str, outcome: Outcome) -> dict[str, Any]:
         JobFailed: the job ended before it was done.
         SystemExit: the job has stopped and continues after a requeue. submitit writes no result then.
     """
-    if outcome.name == "stopped":
+    if outcome.name is JobOutcome.STOPPED:
         raise SystemExit(0)
     if outcome.exit_code:
         at_step = "" if outcome.step is None else f" at step {outcome.step}"
         because = f": {outcome.reason}" if outcome.reason else ""
         raise JobFailed(f"job {name}: {outcome.name}{at_step}{because}")
-    return asdict(outcome)
+    return outcome.to_mapping()
 
 
 class SupervisedJob(Job[Any]):
@@ -47,7 +47,7 @@ class SupervisedJob(Job[Any]):
 
     def _outcome(self) -> Outcome | None:
         outcome = Outcome.read(self.paths.folder)
-        return None if outcome is None or outcome.name == "stopped" else outcome
+        return None if outcome is None or outcome.name is JobOutcome.STOPPED else outcome
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may show the file late

@@ -16,11 +16,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.base.processes import die_with_parent
-from launcher.history.outcome import EXIT_CODES, Outcome
+from launcher.core.outcomes import JobOutcome
+from launcher.history.outcome import Outcome
 from launcher.leadership.terms import LeaseWatch, newest_number
 from launcher.runner.step_signals import WARNINGS
 
@@ -107,7 +107,7 @@ class BatchProcess:
         code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         self._child = None
         if line:
-            return Outcome(**json.loads(line))
+            return Outcome.from_mapping(json.loads(line))
         return _FAILED if code > 0 else f"was killed by signal {-code}"
 
     def _newest_term(self) -> int | None:
@@ -150,8 +150,8 @@ class BatchProcess:
 
 def _given_up(why: str) -> Outcome:
     reason = f"{why}; see the output of the batch script"
-    return Outcome(name="internal", step=None, exit_code=EXIT_CODES["internal"], reason=reason, seconds=0.0)
+    return Outcome(name=JobOutcome.INTERNAL, step=None, reason=reason, seconds=0.0)
 
 
 def _outcome_line(work: Work, after: int | None) -> bytes:
-    return json.dumps(asdict(work(after))).encode()
+    return json.dumps(work(after).to_mapping()).encode()

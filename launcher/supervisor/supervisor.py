@@ -21,12 +21,13 @@ from launcher.core import begin, decide, inputs
 from launcher.core import commands as do
 from launcher.core.commands import Command
 from launcher.core.inputs import Input
+from launcher.core.outcomes import JobOutcome
 from launcher.core.requests import is_asked
 from launcher.core.state import State
 from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
-from launcher.history.outcome import EXIT_CODES, Outcome, done, is_unsaved, kept, unsaved
+from launcher.history.outcome import Outcome, done, is_unsaved, kept, unsaved
 from launcher.history.status import StatusFold
 from launcher.history.stored import StatusReader
 from launcher.job.jobfile import JobSpec
@@ -134,7 +135,7 @@ class Supervisor:
                 raise
             log.exception("internal error")  # a bug: end all processes, write a result
             reason = f"{type(error).__name__}: {error}; see log/supervisor.log"
-            end = do.EndJob(outcome="internal", reason=reason, step=None)
+            end = do.EndJob(outcome=JobOutcome.INTERNAL, reason=reason, step=None)
         return await self._end(end)
 
     async def _until_end(self) -> do.EndJob:
@@ -313,11 +314,11 @@ class Supervisor:
 
     async def _end(self, end: do.EndJob) -> Outcome:
         """End all processes of the job and write its result, unless the job continues after a requeue."""
-        goes_on = end.outcome == "stopped"
+        goes_on = end.outcome is JobOutcome.STOPPED
         left = [node for node in self._cluster.nodes if not self._links.has(node)]
         checkpoint, name = self._spec.checkpoint, end.outcome
-        if name == "done" and checkpoint is not None and is_unsaved(self._history.status(), checkpoint.lower):
-            name = "unsaved"
+        if name is JobOutcome.DONE and checkpoint is not None and is_unsaved(self._history.status(), checkpoint.lower):
+            name = JobOutcome.UNSAVED
         outcome = self._outcome(name, end.step, self._full_reason(end))
         for node in self._links.nodes:
             self._links.dismiss(node, forget=not goes_on or node not in self._cluster.nodes)
@@ -350,10 +351,10 @@ class Supervisor:
 
     def _full_reason(self, end: do.EndJob) -> str:
         """The reason of the outcome; for a job that ended well, with the steps below memory and the missing saves."""
-        if end.outcome not in ("done", "halted"):
+        if end.outcome not in (JobOutcome.DONE, JobOutcome.HALTED):
             return end.reason
         status = self._history.status()
-        well = kept(status, end.reason) if end.outcome == "halted" else done(status)
+        well = kept(status, end.reason) if end.outcome is JobOutcome.HALTED else done(status)
         return "; ".join(filter(None, (well, unsaved(status))))
 
     def _write_result(self, outcome: Outcome) -> None:
@@ -362,9 +363,9 @@ class Supervisor:
         StopRequest.remove(self._job_dir)
         ScaleRequest.remove(self._job_dir)
 
-    def _outcome(self, name: str, step: int | None, reason: str) -> Outcome:
+    def _outcome(self, name: JobOutcome, step: int | None, reason: str) -> Outcome:
         seconds = round(time.monotonic() - self._begun_s, 3)
-        return Outcome(name=name, step=step, exit_code=EXIT_CODES[name], reason=reason, seconds=seconds)
+        return Outcome(name=name, step=step, reason=reason, seconds=seconds)
 
     # Leadership.
 
@@ -384,7 +385,7 @@ class Supervisor:
         log.warning("leaving the job to another supervisor: %s", why)
         self._links.abort()
         self._cluster.let_go()
-        return self._outcome("superseded", None, why)
+        return self._outcome(JobOutcome.SUPERSEDED, None, why)
 
     def _has_begun(self, events: Sequence[Event]) -> bool:
         """Whether the events are of this start. A supervisor may be lost before it has recorded that Slurm started it

@@ -11,7 +11,7 @@ import pytest
 from broken_job import EVERY, RECOVERY_S, BrokenJob
 from slurm_kit import ends_as, job_state, shown, status, submit, write_job
 
-from launcher.history.outcome import EXIT_CODES
+from launcher.core.outcomes import JobOutcome
 from lifecycle.heal.lemons import read_incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults]
@@ -171,7 +171,7 @@ def test_a_script_that_fails_makes_a_job_that_has_failed(fault_cluster: Any) -> 
     job_id, watch = submit(fault_cluster, job_file)
     watch.until(ends_as(fault_cluster, job_id, "FAILED"), 90, "failed job")
     record = fault_cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job_id]).stdout
-    assert f"ExitCode={EXIT_CODES['user_error']}:0" in record, watch.story()
+    assert f"ExitCode={JobOutcome.USER_ERROR.exit_code}:0" in record, watch.story()
     assert "RuntimeError: told to fail" in shown(fault_cluster, job_id)
 
 
@@ -185,7 +185,7 @@ def test_a_python_without_torch_ends_the_job_and_is_held_against_no_node(fault_c
     job_id, watch = submit(fault_cluster, job_file)
     watch.until(ends_as(fault_cluster, job_id, "FAILED"), 90, "failed job")
     record = fault_cluster.run_as_user(["scontrol", "show", "job", "--oneliner", job_id]).stdout
-    assert f"ExitCode={EXIT_CODES['user_error']}:0" in record and "Restarts=0" in record, watch.story()
+    assert f"ExitCode={JobOutcome.USER_ERROR.exit_code}:0" in record and "Restarts=0" in record, watch.story()
     assert "ExcNodeList=(null)" in record or "ExcNodeList" not in record, record
     assert "cannot load torch" in shown(fault_cluster, job_id)
     assert read_incidents(watch.job_dir / "events.jsonl") == []

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.core.inputs import Input, Terminated
+from launcher.core.outcomes import JobOutcome
 from launcher.history.outcome import Outcome
 from launcher.leadership.terms import Term, claim
 from launcher.supervisor import batch_process
@@ -34,13 +35,13 @@ def test_a_sigterm_that_comes_when_the_supervisor_is_done_does_not_take_its_outc
         if after is None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
-        return Outcome(name="stopped", step=after, exit_code=0, reason="", seconds=1.0)
+        return Outcome(name=JobOutcome.STOPPED, step=after, reason="", seconds=1.0)
 
     assert BatchProcess(work, tmp_path).run().step is None
 
 
 def outcome(name: str, step: int | None = None) -> Outcome:
-    return Outcome(name=name, step=step, exit_code=0, reason="", seconds=1.0)
+    return Outcome(name=JobOutcome(name), step=step, reason="", seconds=1.0)
 
 
 def test_a_folder_that_cannot_be_read_here_does_not_end_a_job_that_another_node_supervises(

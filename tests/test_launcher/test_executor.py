@@ -20,6 +20,7 @@ from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier
 from launcher import Executor, Torchrun
 from launcher.cli import main as cli
+from launcher.core.outcomes import JobOutcome
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
 from launcher.job.jobfile import JobSpec
@@ -456,7 +457,7 @@ def test_the_batch_script_ends_as_its_job_does(
 ) -> None:
     import launcher.supervisor as supervisor
 
-    ended = supervisor.Outcome(name=name, step=7, exit_code=exit_code, reason="no spare left", seconds=1.0)
+    ended = supervisor.Outcome(name=JobOutcome(name), step=7, reason="no spare left", seconds=1.0)
     monkeypatch.setattr(supervisor, "supervise", lambda *_: ended)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
     monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")

@@ -14,9 +14,9 @@ import pytest
 from waiting import until
 
 from launcher.cli import main
-from launcher.core.requests import HALT
+from launcher.core.outcomes import JobOutcome
+from launcher.core.stop_reasons import StopReason
 from launcher.history.events import read_events
-from launcher.history.outcome import EXIT_CODES
 from launcher.job.jobfile import JobSpec
 from launcher.job.stop_request import StopRequest
 from launcher.job.supervisor_process import Process
@@ -99,7 +99,7 @@ def test_a_halted_job_keeps_its_last_step_and_goes_on_from_it_if_it_is_started_a
     assert end["outcome"] == "halted" and end["step"] >= 50
     assert job.ended_at() == {str(end["step"])}
     assert end["reason"] == f"stopped for good, as asked; kept: step {end['step']} in shared"
-    assert [event["reason"] for event in job.events("stop_requested")] == [HALT]
+    assert [event["reason"] for event in job.events("stop_requested")] == [StopReason.HALT]
     assert status(capsys)["state"] == "halted" and not (job.folder / "stop.json").exists()
     assert main(["stop", "1"]) == 0
     assert capsys.readouterr().out == "job 1 has ended already (halted)\n"
@@ -107,7 +107,7 @@ def test_a_halted_job_keeps_its_last_step_and_goes_on_from_it_if_it_is_started_a
     supervisor = job.start()
     until(lambda: len(job.events("restore")) == 2, "a restore of the next run")
     supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(60) == EXIT_CODES["cancelled"]
+    assert supervisor.wait(60) == JobOutcome.CANCELLED.exit_code
     restored = job.events("restore")[-1]
     assert (restored["step"], restored["tier"]) == (end["step"], "shared")
 

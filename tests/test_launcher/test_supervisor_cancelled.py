@@ -13,6 +13,7 @@ import pytest
 from talkers import Talkers, supervised
 
 from launcher.connections.channel import Channel
+from launcher.core.stop_reasons import StopReason
 from launcher.errors import NoAnswer
 from launcher.leadership import requeue
 
@@ -28,8 +29,8 @@ class LosesANode(Talkers):
         if node == self.nodes[-1]:
             channel.abort()
 
-    def why_terminated(self) -> str:
-        return self.meaning
+    def why_terminated(self) -> StopReason:
+        return StopReason(self.meaning)
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         (self._job_dir / HANDED_BACK).touch()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.history.outcome import EXIT_CODES, Outcome, done, is_unsaved, unsaved
+from launcher.core.outcomes import JobOutcome
+from launcher.history.outcome import Outcome, done, is_unsaved, unsaved
 from launcher.history.status import JobStatus, status_of
 from launcher.history.view import describe
 from launcher.job.registry import KnownJob
@@ -100,7 +101,7 @@ def test_a_job_that_kept_nothing_ends_otherwise_than_done() -> None:
     assert not is_unsaved(nothing, []), "memory alone was asked for"
     assert not is_unsaved(status(), ["shared"]), "the script has never saved"
     assert not is_unsaved(status({"event": "commit", "step": 10, "tier": "s3"}), ["shared", "s3"])
-    assert (EXIT_CODES["unsaved"], EXIT_CODES["unrestorable"]) == (15, 16)
+    assert (JobOutcome.UNSAVED.exit_code, JobOutcome.UNRESTORABLE.exit_code) == (15, 16)
 
 
 def test_a_job_that_was_cancelled_early_is_not_lost(tmp_path: Path) -> None:
@@ -108,9 +109,7 @@ def test_a_job_that_was_cancelled_early_is_not_lost(tmp_path: Path) -> None:
     gone = replace(Process.of_pid(os.getpid()), start_ticks=1)
     (tmp_path / "process.json").write_text(json.dumps(asdict(gone)))
     assert corrected(job, JobStatus()).state == "lost"
-    Outcome(name="cancelled", step=None, exit_code=13, reason="cancelled before it began", seconds=0.0).write(
-        tmp_path, "1"
-    )
+    Outcome(name=JobOutcome.CANCELLED, step=None, reason="cancelled before it began", seconds=0.0).write(tmp_path, "1")
     assert (corrected(job, JobStatus()).state, corrected(job, JobStatus()).reason) == (
         "cancelled",
         "cancelled before it began",

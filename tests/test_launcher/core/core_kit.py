@@ -19,6 +19,7 @@ from launcher.core.inputs import Input
 from launcher.core.members import Phase
 from launcher.core.replay import History, apply, replay
 from launcher.core.state import Attempt, JobFacts, State
+from launcher.core.stop_reasons import StopReason
 from launcher.history.fields import as_event
 
 EPOCH_S = 1_000_000.0
@@ -224,7 +225,7 @@ class Play:
             allocation = None if error is not None else f"b{len(self.all(do.AskAllocation))}"
             yield inputs.AllocationAsked(allocation=allocation, error=error)
         elif isinstance(command, do.AskWhyTerminated):
-            yield inputs.TerminationExplained(why=self.why_terminated)
+            yield inputs.TerminationExplained(why=StopReason(self.why_terminated))
         elif isinstance(command, do.AskTimeLeft):
             yield inputs.TimeLeftAnswered(left_s=self.left_s(self.now_s))
         elif isinstance(command, do.AskLaunch):

@@ -23,6 +23,7 @@ from launcher.core.stages import (
     TRAINED_GRACE_S,
 )
 from launcher.core.state import RestartLimits, Stage, State
+from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import RECONNECT_S
 from launcher.core.turn import Turn
 from launcher.history.status import status_of
@@ -693,7 +694,7 @@ def test_one_that_is_being_cancelled_ends(has_sigterm: bool) -> None:
     play.passes(LOSSES_S)
     if has_sigterm:
         assert play.end is None
-        play.give(inputs.TerminationExplained(why="cancel"))
+        play.give(inputs.TerminationExplained(why=StopReason.CANCEL))
     assert play.end is not None and play.end.outcome == "cancelled" and not play.all(do.Requeue)
     assert "requeue" not in {event["reason"] for event in play.events("stop_requested")}
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.core.faults import PROCESS_EXIT, USER_ERROR, WorkerFailure, root_cause, signature
+from launcher.core.faults import FaultKind, WorkerFailure, root_cause, signature
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -31,7 +31,7 @@ def failure(
 
 def test_exception_of_the_script_is_a_user_error_with_its_traceback() -> None:
     fault = root_cause([failure(3, 1.0, error="ValueError: bad batch 17", trace=TRACEBACK)])
-    assert (fault.kind, fault.node, fault.rank, fault.traceback) == (USER_ERROR, "n3", 3, TRACEBACK)
+    assert (fault.kind, fault.node, fault.rank, fault.traceback) == (FaultKind.USER_ERROR, "n3", 3, TRACEBACK)
     assert fault.reason == "rank 3 on n3 exited with code 1: ValueError: bad batch 17"
 
 
@@ -41,12 +41,15 @@ def test_exception_of_the_script_is_a_user_error_with_its_traceback() -> None:
 )
 def test_exit_without_exception_is_a_process_fault(exit_code: int, words: str) -> None:
     fault = root_cause([failure(0, 1.0, exit_code)])
-    assert (fault.kind, fault.reason) == (PROCESS_EXIT, f"rank 0 on n0 {words}")
+    assert (fault.kind, fault.reason) == (FaultKind.PROCESS_EXIT, f"rank 0 on n0 {words}")
 
 
 def test_a_script_that_ends_itself_with_words_is_a_user_error_with_them() -> None:
     fault = root_cause([failure(0, 1.0, 3, words="loading 4 files\n  no such file: data/7.bin")])
-    assert (fault.kind, fault.reason) == (USER_ERROR, "rank 0 on n0 exited with code 3: no such file: data/7.bin")
+    assert (fault.kind, fault.reason) == (
+        FaultKind.USER_ERROR,
+        "rank 0 on n0 exited with code 3: no such file: data/7.bin",
+    )
     assert fault.traceback == "loading 4 files\n  no such file: data/7.bin"
 
 
@@ -55,7 +58,7 @@ def test_a_script_that_ends_itself_with_words_is_a_user_error_with_them() -> Non
 )
 def test_words_of_a_script_that_something_else_ended_are_no_user_error(exit_code: int, words: str | None) -> None:
     fault = root_cause([failure(0, 1.0, exit_code, words=words)])
-    assert (fault.kind, fault.traceback) == (PROCESS_EXIT, words)
+    assert (fault.kind, fault.traceback) == (FaultKind.PROCESS_EXIT, words)
 
 
 def test_earliest_failure_is_the_cause() -> None:
@@ -77,7 +80,7 @@ def test_loss_of_a_peer_is_a_consequence_even_if_reported_first(consequence: str
     killed = failure(5, 2.0, -signal.SIGKILL)
     assert root_cause([failure(0, 1.0, error=consequence, trace="x"), killed]).rank == 5
     alone = root_cause([failure(0, 1.0, error=consequence, trace="x")])
-    assert alone.kind == PROCESS_EXIT
+    assert alone.kind == FaultKind.PROCESS_EXIT
 
 
 def test_abort_by_a_watchdog_is_a_consequence() -> None:

@@ -12,8 +12,9 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.commands import Order
 from launcher.core.faults import LOSSES_S
-from launcher.core.requests import ASK_EVERY_S, HALT, MARGIN_S, SHORT_S, outcome_of, stop_deadline_s
+from launcher.core.requests import ASK_EVERY_S, MARGIN_S, SHORT_S, outcome_of, stop_deadline_s
 from launcher.core.state import RestartLimits, Stage
+from launcher.core.stop_reasons import StopReason
 
 LONG_S = 20_000.0
 
@@ -122,7 +123,7 @@ def asked(*reasons: str, **fields: object) -> Play:
     for reason in reasons:
         if reason == "cancel":
             play.give(inputs.CancelAsked())
-        elif reason == HALT:
+        elif reason == StopReason.HALT:
             play.give(inputs.HaltAsked())
         elif reason == "time_limit":
             play.give(inputs.TimeWarned())
@@ -136,13 +137,13 @@ def asked(*reasons: str, **fields: object) -> Play:
 @pytest.mark.parametrize(
     ("reasons", "outcome"),
     [
-        ([HALT], "halted"),
+        ([StopReason.HALT], "halted"),
         (["time_limit"], "stopped"),
-        ([HALT, "time_limit"], "halted"),
-        (["preempted", HALT], "halted"),
-        ([HALT, "requeue"], "stopped"),  # Slurm starts it again, and it ends then
-        (["batch_script_lost", HALT], "stopped"),
-        ([HALT, "cancel"], "cancelled"),
+        ([StopReason.HALT, "time_limit"], "halted"),
+        (["preempted", StopReason.HALT], "halted"),
+        ([StopReason.HALT, "requeue"], "stopped"),  # Slurm starts it again, and it ends then
+        (["batch_script_lost", StopReason.HALT], "stopped"),
+        ([StopReason.HALT, "cancel"], "cancelled"),
     ],
 )
 def test_a_job_to_be_halted_is_not_requeued_by_us(reasons: list[str], outcome: str) -> None:
@@ -158,10 +159,10 @@ def test_a_job_to_be_halted_is_not_requeued_by_us(reasons: list[str], outcome: s
 
 
 def test_what_presses_sets_the_deadline_of_a_halt() -> None:
-    play = asked(HALT, HALT, "time_limit", HALT, "preempted")
+    play = asked(StopReason.HALT, StopReason.HALT, "time_limit", StopReason.HALT, "preempted")
     assert play.state.requests.stop == "time_limit"
     told = play.events("stop_requested")
-    assert [event["reason"] for event in told] == [HALT, "time_limit"]
+    assert [event["reason"] for event in told] == [StopReason.HALT, "time_limit"]
     assert [event["time"] - EPOCH_S for event in told] == [0.0, 2.0]
     assert stop_deadline_s(play.state.requests, play.state.job.elastic) == EPOCH_S + 2.0 + 75.0
     assert [order.lower_s for order in play.orders(Order.STOP)] == [None, 50.0], "once for each reason that counts"
@@ -198,7 +199,7 @@ def test_a_later_request_to_halt_takes_the_place_of_one_that_is_not_due() -> Non
     play.run()
     play.give(inputs.HaltAsked(at_step=500), inputs.HaltAsked(at_step=5))
     play.give(inputs.Progress(attempt=0, step=5, slowest=5))
-    assert [event["reason"] for event in play.events("stop_requested")] == [HALT]
+    assert [event["reason"] for event in play.events("stop_requested")] == [StopReason.HALT]
 
 
 def test_the_ranks_are_ended_where_they_reach_no_common_step_in_time() -> None:
@@ -247,7 +248,7 @@ def test_of_many_sigterms_the_first_is_explained_and_no_later_one_stops_the_job_
         asked_before = len(play.all(do.AskWhyTerminated))
         play.give(inputs.Terminated(node="n1"), inputs.Terminated(node="n2"), inputs.Terminated())
         assert len(play.all(do.AskWhyTerminated)) == asked_before + 1, "one question at a time"
-        play.give(inputs.TerminationExplained(why=why))
+        play.give(inputs.TerminationExplained(why=StopReason(why)))
     assert [event["reason"] for event in play.events("stop_requested")] == ["requeue"]
 
 
@@ -269,7 +270,7 @@ def test_workers_that_end_well_by_a_sigterm_are_judged_by_what_it_means(why: str
     play.give(inputs.Terminated(node="n1"))
     play.end_well(step=7)
     assert play.end is None and not play.events("attempt_end"), "it may be done, stopped or cancelled"
-    play.give(inputs.TerminationExplained(why=why))
+    play.give(inputs.TerminationExplained(why=StopReason(why)))
     assert play.end is not None and play.end.outcome == outcome
 
 
@@ -280,7 +281,7 @@ def test_no_attempt_begins_while_a_sigterm_is_not_understood() -> None:
     play.give(inputs.Terminated(node="n1"))
     play.come()
     assert play.state.stage is Stage.GATHERING and not play.events("attempt_start")
-    play.give(inputs.TerminationExplained(why="requeue"))
+    play.give(inputs.TerminationExplained(why=StopReason.REQUEUE))
     assert play.end is not None and play.end.outcome == "stopped"
 
 
