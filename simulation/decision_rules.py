@@ -41,6 +41,7 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
 from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from launcher.diagnosis import find_cause
 from simulation.choice_rules import check_choice
 from simulation.command_rules import check_commands
 from simulation.input_rules import check_input
@@ -315,7 +316,7 @@ def _check_cause(before: State, state: State, now_s: float) -> None:
     if now is None or now.phase is AttemptPhase.FINDING_CAUSE or of.faults or state.requests.is_cancelled:
         return
     told = {failure.node for failure in now.failures}
-    is_clear = any(not failure.is_secondary for failure in now.failures)
+    is_clear = bool(now.failures) and not find_cause(now.failures, now.evidence).is_secondary
     is_complete = len(told) + len(now.ended) >= len(now.nodes)
     is_new = len(now.faults) > 1 or (now.faults and now.faults[0].node not in told) or now.lost != of.lost
     if not (is_clear or is_complete or is_new) and now_s < of.phase_s + SECONDARY_CAUSE_WINDOW_S - 0.001:

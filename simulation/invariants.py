@@ -150,7 +150,7 @@ _HARMLESS_TO_BOOSTERS = frozenset((
     "boosters_late", "boosters_fail", "sbatch_late", "scale",
 ))  # fmt: skip
 _OF_A_NODE = frozenset(("node_freezes", "node_crashes", "link_breaks", "runner_killed"))
-_DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric", "unrestorable")
+_DRAMATIC = ("user_error", "no_progress", "too_few_nodes", "internal", "fabric", "unrestorable", "not_retried")
 
 
 def world_is_elastic(world: World) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 
 from launcher.core import inputs as given
 from launcher.core.commands import Purpose, Record, SetTimer
-from launcher.core.faults import WorkerFailure
 from launcher.core.members import Phase
 from launcher.core.replay import apply
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
 from launcher.core.stop_reasons import StopReason
+from launcher.diagnosis import WorkerFailure
 from simulation.decision_rules import check_decision
 from simulation.successor import differences
 from simulation.violation import Violation

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.commands import Order, Send
-from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
 from launcher.core.inputs import (
     AgentEnded,
@@ -23,6 +22,7 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
+from launcher.diagnosis import WorkerFailure
 from simulation.network import CLOSE, HELLO, WELCOME, Link
 from simulation.standby import Standby
 

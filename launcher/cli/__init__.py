@@ -6,6 +6,7 @@
     progress  follows `run` in the terminal; folder_watch: whether the job's folder can still be written
     status    holdfast status, top
     logs      holdfast logs; log_text: makes the text of logs safe for a terminal
+    why       holdfast why
     jobs      holdfast wait, scale, stop, cancel; waiting: the line of `wait`
     checkpoint_plan  holdfast ckpt plan
     usage     holdfast usage

@@ -29,6 +29,7 @@ from launcher.cli.start import run, submit
 from launcher.cli.status import status, top
 from launcher.cli.supervise import supervise
 from launcher.cli.usage import usage
+from launcher.cli.why import why
 
 
 class _RoomVerbs(TyperGroup, ABC):
@@ -93,6 +94,7 @@ app.command("init", short_help="Write an example job and batch scripts to copy a
 app.command("run", short_help="Run a job here, in the foreground, on the local cluster.", cls=JobCommand)(run)
 app.command("submit", short_help="Submit a job to Slurm, or to the local cluster.", cls=SubmitCommand)(submit)
 app.command("status", short_help="Show the state of a job, or a list of all jobs.")(status)
+app.command("why", short_help="Show why a job failed, what it cost, and what to do.")(why)
 app.command("top", short_help="Show all jobs, live.")(top)
 app.command("logs", short_help="Print what a job's workers wrote.")(logs)
 app.command("wait", short_help="Wait for a job's end; the exit code is the job's.")(wait)
@@ -121,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the command line without the program's name; None takes it from the process.
 
     Returns:
-        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 14, for the job's end.
+        Exit code: 0 for ok, 1 for failed, 2 for a wrong request; of `holdfast run` also 10 to 17, for the job's end.
     """
     words = sys.argv[1:] if arguments is None else arguments
     _prepare_stdout()

@@ -149,7 +149,7 @@ def _conclude(job: KnownJob, status: JobStatus, console: Console) -> int:
         rank = next((event["rank"] for event in reversed(status.events) if event.get("rank") is not None), None)
         where = "--supervisor" if rank is None else f"--rank {rank}"
         reason = "\n".join(map(printable, str(result.reason).split("\n")))
-        print(f"{reason}\nmore: holdfast logs {job.job_id} {where}", file=sys.stderr)
+        print(f"{reason}\nmore: holdfast why {job.job_id}; holdfast logs {job.job_id} {where}", file=sys.stderr)
     return result.exit_code
 
 

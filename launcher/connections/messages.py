@@ -32,9 +32,14 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "Answers `stop` if there is no agent. `handled`: whether a worker handles SIGTERM, and exits by itself.",
         attempt=int, handled=bool),
     "ended": message(
-        "The workers have ended. `failures`: objects with rank, exit_code, time, error, traceback and last_words. "
-        "`reason`: why there is no failure of a worker. `stopped`: whether the workers had been asked to stop.",
-        attempt=int, ok=bool, step=int | None, failures=list, reason=str | None, stopped=bool),
+        "The workers have ended. `failures`: objects with rank, exit_code, time, error, traceback, last_words and log. "
+        "`reason`: why there is no failure of a worker. `stopped`: whether the workers had been asked to stop. "
+        "`oom_kills`, `kernel`: kills in the node's cgroup, and messages of its kernel, during the attempt.",
+        attempt=int, ok=bool, step=int | None, failures=list, reason=str | None, stopped=bool, oom_kills=int,
+        kernel=list),
+    "log_rule": message(
+        "A rank wrote a line that `log_rules` names. `action`: what follows; null: nothing.",
+        attempt=int, rank=int, rule=str, line=str, action=str | None),
     "killed": message(
         "All processes of the attempt have ended, except the pids in `left`.", attempt=int, step=int | None, left=list),
     "stacks": message(

@@ -10,7 +10,6 @@ from typing import Any
 from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Message
 from launcher.connections.messages import FROM_RUNNER
-from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
 from launcher.core.inputs import (
     AgentEnded,
@@ -20,6 +19,7 @@ from launcher.core.inputs import (
     FabricMissed,
     FirstStep,
     Input,
+    LogRuleMet,
     NodeBroken,
     NodeJoined,
     Progress,
@@ -33,6 +33,8 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
+from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.policy import Action
 from launcher.history.steps import NodeSteps
 
 log = logging.getLogger(__name__)
@@ -170,10 +172,19 @@ def _ended(node: str, message: Message) -> Input:
         attempt=message["attempt"],
         ok=bool(message["ok"]),
         failures=failures,
+        evidence=NodeEvidence(kernel=tuple(message["kernel"]), oom_kills=message["oom_kills"]),
         reason=message["reason"] or "",
         step=message["step"],
         is_stopped=message["stopped"],
     )
+
+
+def _log_rule(node: str, message: Message) -> Input:
+    action = message["action"]
+    return LogRuleMet(
+        node=node, attempt=message["attempt"], rank=message["rank"], rule=message["rule"], line=message["line"],
+        action=None if action is None else Action(action),
+    )  # fmt: skip
 
 
 def _stacks(node: str, message: Message) -> Input:
@@ -217,6 +228,7 @@ _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
         node=node, attempt=m["attempt"], event="problem", fields={"what": str(m["what"])}
     ),
     "stopping": lambda node, m: StopHandled(node=node, attempt=m["attempt"], has_handler=bool(m["handled"])),
+    "log_rule": _log_rule,
     "stacks": _stacks,
     "monitor": _monitor,
     "agent_lost": lambda node, m: AgentLost(

@@ -11,6 +11,7 @@ from launcher.core.inputs import (
     Committed,
     FabricMissed,
     FirstStep,
+    LogRuleMet,
     NodeBroken,
     NodeJoined,
     NodeLost,
@@ -94,7 +95,9 @@ def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
             )
         return
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
-    turn.attempt = replace(turn.attempt, failures=(*attempt.failures, *given.failures), fault_s=fault_s)
+    evidence = attempt.evidence.insert(given.node, given.evidence)
+    failures = (*attempt.failures, *given.failures)
+    turn.attempt = replace(turn.attempt, failures=failures, evidence=evidence, fault_s=fault_s)
     if not given.failures:
         turn.add_fault(Fault(kind=FaultKind.PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
 
@@ -146,6 +149,17 @@ def on_reported(turn: Turn, given: Reported) -> None:
     if given.event == "problem" and turn.state.agents.makes_way:
         return  # agents that are ended one after another report each other as lost
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
+
+
+def on_log_rule(turn: Turn, given: LogRuleMet) -> None:
+    what = f"log rule {given.rule}, rank {given.rank}"
+    if given.action is None:
+        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.line)
+    elif turn.attempt.phase in BEFORE_END:
+        reason = f"rank {given.rank} on {given.node} met log rule {given.rule}: {given.line}"
+        turn.add_fault(
+            Fault(kind=FaultKind.LOG_RULE, node=given.node, rank=given.rank, reason=reason, action=given.action)
+        )
 
 
 def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:

@@ -183,6 +183,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.WorkersStarted: attempt_reports.on_workers_started,
     given_.WorkersEnded: attempt_reports.on_workers_ended,
     given_.WorkersKilled: attempt_reports.on_workers_killed,
+    given_.LogRuleMet: attempt_reports.on_log_rule,
     given_.Progress: attempt_reports.on_progress,
     given_.FirstStep: attempt_reports.on_first_step,
     given_.FabricMissed: attempt_reports.on_fabric_missed,

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+
+from launcher.diagnosis import Diagnosis, Domain, FaultClass, NodeEvidence, WorkerFailure, diagnose, find_cause
+from launcher.diagnosis.policy import Action
 
 LOSSES_S = 2.0  # losses of runners within this time are one fault, for example a step that was cancelled
 
-# exceptions with a cause elsewhere: another rank, the fabric, the device, the checkpoint agent
-_SECONDARY = re.compile(
-    r"^\S*(DistBackendError|DistNetworkError|DistStoreError|AgentError|ConnectionError|ConnectionResetError"
-    r"|ConnectionAbortedError|BrokenPipeError)\b"
-    r"|NCCL|gloo|Connection (closed|reset|refused)|Broken pipe|Socket Timeout|CUDA error|uncorrectable ECC",
-    re.IGNORECASE,
-)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
-_WORDS_CHARS = 500
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -40,6 +33,39 @@ class FaultKind(StrEnum):
     PREEMPTED = "preempted"  # a booster was ended before its nodes could stop
     PREFLIGHT = "preflight"  # the node reports that it cannot train
     BOOSTER_START = "booster_start"  # a booster's runners did not come up on its nodes; the attempt is not affected
+    LOG_RULE = "log_rule"  # a worker wrote a line that the job file's `log_rules` names
+
+
+def _known(fault_class: FaultClass, domain: Domain, advice: str) -> Diagnosis:
+    return Diagnosis(fault_class=fault_class, domain=domain, advice=advice)
+
+
+_C, _D = FaultClass, Domain
+# the diagnosis of faults that Holdfast sees itself; a reason that a rule knows says more
+_OF_KIND: Mapping[FaultKind, Diagnosis] = {
+    FaultKind.AGENT_LOST: _known(_C.UNKNOWN, _D.NODE, "read the end of the agent's log in log/attempt-N"),
+    FaultKind.START_TIMEOUT: _known(_C.UNKNOWN, _D.NODE, "look at the runners' logs of the nodes that are named"),
+    FaultKind.FABRIC: _known(_C.FABRIC, _D.NODE, "run `holdfast node check` on the node, or say fabric: prefer"),
+    FaultKind.UNRESTORABLE: _known(
+        _C.DATA, _D.CLUSTER, "`holdfast ckpt verify` tells which steps are damaged or out of reach"
+    ),
+    FaultKind.HANG: _known(
+        _C.HANG, _D.UNKNOWN, "read the stacks that the reason names, first that of the rank at fault"
+    ),
+    FaultKind.NODE_LOST: _known(_C.NODE_LOST, _D.NODE, "look at the node's console and its health record"),
+    FaultKind.RUNNER_LOST: _known(_C.UNKNOWN, _D.NODE, "look at the runner's log of the node"),
+    FaultKind.ENVIRONMENT: _known(_C.IMPORT, _D.NODE, "make the job's Python the same on all nodes"),
+    FaultKind.SCHEDULER_LOST: _known(_C.UNKNOWN, _D.CLUSTER, "ask the administrator for the scheduler's state"),
+    FaultKind.PREEMPTED: _known(_C.PREEMPTION, _D.CLUSTER, "nothing: the job continues on fewer nodes"),
+    FaultKind.PREFLIGHT: _known(_C.UNKNOWN, _D.NODE, "run `holdfast node check` on the node"),
+    FaultKind.BOOSTER_START: _known(_C.UNKNOWN, _D.NODE, "look at the booster's log"),
+    FaultKind.LOG_RULE: _known(_C.UNKNOWN, _D.USER, "the job file's log_rules say what follows this line"),
+}
+_SAYS_MORE = frozenset({
+    FaultKind.PROCESS_EXIT, FaultKind.AGENT_LOST, FaultKind.START_TIMEOUT, FaultKind.RUNNER_LOST,
+    FaultKind.ENVIRONMENT, FaultKind.PREFLIGHT, FaultKind.LOG_RULE,
+})  # fmt: skip
+_OTHER = _known(_C.UNKNOWN, _D.UNKNOWN, "read the end of the node's runner log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +79,8 @@ class Fault:
         rank: the worker at fault.
         detect_s: seconds of silence before the fault was noticed; 0 for a closed connection.
         traceback: the script's traceback; without an exception, the last lines of its stderr.
+        cause: what the failed ranks tell; None if Holdfast saw the fault itself.
+        action: what the rule says that found it; None: `restart.on` decides.
     """
 
     kind: FaultKind
@@ -61,68 +89,41 @@ class Fault:
     rank: int | None = None
     detect_s: float | None = None
     traceback: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerFailure:
-    """A worker with an exit code other than 0 (-N: ended by signal N). The time is in seconds since the epoch.
-
-    `error` and `traceback` are those of an exception; `last_words` are the last lines of its stderr.
-    """
-
-    node: str
-    rank: int
-    exit_code: int
-    time_s: float
-    error: str | None = None
-    traceback: str | None = None
-    last_words: str | None = None
-
-    @classmethod
-    def from_report(cls, node: str, report: Mapping[str, Any]) -> WorkerFailure:
-        """Parses an item of `failures` in a runner's message "ended"."""
-        return cls(
-            node=node,
-            rank=report["rank"],
-            exit_code=report["exit_code"],
-            time_s=report["time"],
-            error=report["error"],
-            traceback=report["traceback"],
-            last_words=report["last_words"],
-        )
+    cause: Diagnosis | None = None
+    action: Action | None = None
 
     @property
-    def is_secondary(self) -> bool:
-        """Whether it is probably the consequence of another failure: lost peers, or an abort because of them."""
-        if self.words is not None:
-            return bool(_SECONDARY.search(self.words))
-        return self.exit_code == -signal.SIGABRT
-
-    @property
-    def words(self) -> str | None:
-        """The script's own message about its end, in one line; None if a signal ended it."""
-        if self.error is not None or self.last_words is None or self.exit_code < 0:
-            return self.error
-        return self.last_words.splitlines()[-1].strip()[:_WORDS_CHARS]
+    def diagnosis(self) -> Diagnosis:
+        """What it is, and whose."""
+        if self.cause is not None:
+            return self.cause
+        seen = _OF_KIND.get(self.kind, _OTHER)
+        return diagnose(self.reason, seen) if self.kind in _SAYS_MORE else seen
 
 
-def root_cause(failures: Iterable[WorkerFailure]) -> Fault:
+def root_cause(failures: Sequence[WorkerFailure], nodes: Mapping[str, NodeEvidence] | None = None) -> Fault:
     """The fault that caused an attempt's failures: the earliest that is not a consequence of another one.
 
     Args:
         failures: the failures, at least one.
+        nodes: what their nodes saw.
     """
-    first = min(failures, key=lambda failure: (failure.is_secondary, failure.time_s))
-    reason = f"rank {first.rank} on {first.node} {_ending(first.exit_code)}"
+    cause = find_cause(failures, nodes)
+    first = cause.failure
+    reason = f"rank {first.rank} on {first.node} {first.ending}"
     if first.words is not None:
         reason += f": {first.words}"
-    is_users = first.words is not None and not first.is_secondary
+    met = next((failure for failure in failures if failure.action is not None), None)
+    if met is not None:
+        reason += f" (its log meets the log rule {met.rule})"
     return Fault(
-        kind=FaultKind.USER_ERROR if is_users else FaultKind.PROCESS_EXIT,
+        kind=FaultKind.USER_ERROR if cause.is_users else FaultKind.PROCESS_EXIT,
         node=first.node,
         rank=first.rank,
         reason=reason,
         traceback=first.traceback or first.last_words,
+        cause=cause.diagnosis,
+        action=Action(met.action) if met is not None and met.action is not None else None,
     )
 
 
@@ -135,12 +136,3 @@ def signature(traceback: str) -> str:
     lines = traceback.strip().splitlines()
     frames = [f"{path}:{line}" for path, line in _FRAME.findall(traceback)]
     return "\n".join([*frames, *(_VARYING.sub("#", line) for line in (lines[-1:] if frames else lines))])
-
-
-def _ending(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"exited with code {exit_code}"
-    try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was ended by signal {-exit_code}"

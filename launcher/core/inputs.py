@@ -9,9 +9,10 @@ from enum import Enum
 from typing import Any
 
 from launcher.core.commands import Purpose
-from launcher.core.faults import WorkerFailure
 from launcher.core.hang import RankStack
 from launcher.core.stop_reasons import StopReason
+from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.policy import Action
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +118,7 @@ class WorkersEnded:
     Attributes:
         ok: whether all exited with 0.
         failures: the workers that did not.
+        evidence: what the node saw meanwhile.
         reason: the reason if not ok and there is no failure to name.
         step: the newest step finished on the node; None if none is known.
         is_stopped: whether a supervisor, or Slurm, had asked them to stop.
@@ -126,9 +128,26 @@ class WorkersEnded:
     attempt: int
     ok: bool
     failures: tuple[WorkerFailure, ...] = ()
+    evidence: NodeEvidence = field(default_factory=NodeEvidence)
     reason: str = ""
     step: int | None = None
     is_stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogRuleMet:
+    """A worker has written a line that the job file's `log_rules` names.
+
+    Attributes:
+        action: what follows; None: the job goes on.
+    """
+
+    node: str
+    attempt: int
+    rank: int
+    rule: str
+    line: str
+    action: Action | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,6 +486,7 @@ Input = (
     | WorkersStarted
     | WorkersEnded
     | WorkersKilled
+    | LogRuleMet
     | Progress
     | FirstStep
     | FabricMissed

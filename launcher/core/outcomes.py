@@ -45,6 +45,7 @@ class JobOutcome(StrEnum):
     FABRIC = "fabric", 14, "not the fabric that the job file requires"
     UNSAVED = "unsaved", 15, "done but no step is in a lower tier"
     UNRESTORABLE = "unrestorable", 16, "no step of the lower tiers can be restored"
+    NOT_RETRIED = "not_retried", 17, "not tried again: the fault would come again, or the job file says so"
 
     @property
     def is_final(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launcher.core import boosters
@@ -13,9 +13,11 @@ from launcher.core.outcomes import JobOutcome
 from launcher.core.rungs import Rung
 from launcher.core.state import RestartLimits
 from launcher.core.turn import Turn
+from launcher.diagnosis.policy import Action, action_for
 
 _GONE = (Phase.OUT, Phase.RETURNING, Phase.LEAVING)
 
+AGREEING_NODES = 2  # must report a fault that is certain to come again: one alone may lack a file system
 AGENTLESS_ATTEMPTS = 2  # then Slurm may never start a step in this allocation again (seen after a controller's restart)
 # before the second restart after faults of one kind, or the third after any; doubled before each further one
 FIRST_DELAY_S = 2.0
@@ -31,6 +33,7 @@ class Decision:
         action: start another attempt, requeue the job, or end it.
         rung: the rung of the next attempt; None at the end.
         outcome: the job's outcome if no attempt follows here.
+        swapped: the node that a spare is to replace for good; None if there is none.
         reason: the reason in words.
         delay_s: seconds to wait before the next attempt.
     """
@@ -39,6 +42,7 @@ class Decision:
     rung: Rung | None = None
     outcome: JobOutcome = JobOutcome.STOPPED
     reason: str = ""
+    swapped: str | None = None
     delay_s: float = 0.0
 
 
@@ -51,15 +55,38 @@ def after_fault(turn: Turn, gains: Gains, fault: Fault, nodes: tuple[str, ...]) 
     """
     state = turn.state
     job, members = state.job, state.members
-    return choose_rung(
+    has_spare = any(node not in state.positions and node not in gains.suspects for node in usable(turn))
+    found = fault.diagnosis
+    action = fault.action or _action(turn, gains, fault, nodes)
+    decision = choose_rung(
         gains,
         job.limits,
         worded(fault),
+        action=action,
+        why=f"class {found.fault_class} ({found.domain}), {found.advice}",
         has_checkpoint=job.has_checkpoint,
         can_requeue=job.can_requeue,
         nodes_suffice=members.usable + members.joining_count >= job.sizes[-1],
         nodes_changed=any(node not in members or members[node].phase in _GONE for node in nodes),
-        has_spare=any(node not in state.positions and node not in gains.suspects for node in usable(turn)),
+        has_spare=has_spare,
+    )
+    is_swap = action is Action.SWAP and decision.action == "restart" and has_spare
+    keeps_size = members.usable + members.joining_count > max(len(nodes), job.sizes[-1])
+    node = fault.node
+    if is_swap and keeps_size and node is not None and node in members and members[node].phase not in _GONE:
+        return replace(decision, rung=Rung.SPARE, swapped=node)
+    return decision
+
+
+def _action(turn: Turn, gains: Gains, fault: Fault, nodes: tuple[str, ...]) -> Action | None:
+    found = fault.diagnosis
+    has_gained = bool(turn.state.step) or gains.fruitless <= gains.restarts
+    agree = len(found.nodes) >= max(1, min(AGREEING_NODES, len(nodes)))  # 0 if no worker has failed
+    return action_for(
+        found.fault_class,
+        found.domain,
+        turn.state.job.limits.on,
+        is_hopeless=found.is_certain and agree and not has_gained,
     )
 
 
@@ -80,6 +107,8 @@ def choose_rung(
     limits: RestartLimits,
     reason: str,
     *,
+    action: Action | None = None,
+    why: str = "",
     has_checkpoint: bool,
     can_requeue: bool,
     nodes_suffice: bool,
@@ -90,6 +119,7 @@ def choose_rung(
 
     Args:
         reason: the fault in words.
+        action, why: what `restart.on`, a log rule or the fault's class demands, and what the class is; None: nothing.
         has_checkpoint: whether the job has a `checkpoint` section.
         can_requeue: whether the scheduler can start the job again.
         nodes_suffice: whether enough nodes are ready or may come for another attempt.
@@ -102,7 +132,9 @@ def choose_rung(
         )
     if gains.kind == FaultKind.UNRESTORABLE:  # only a person can say whether to begin again at step 0
         return Decision(action="stop", outcome=JobOutcome.UNRESTORABLE, reason=reason)
-    if gains.error_repeats:
+    if action is Action.STOP:
+        return Decision(action="stop", outcome=JobOutcome.NOT_RETRIED, reason=f"{reason}; not tried again: {why}")
+    if gains.error_repeats and action is None:
         return Decision(
             action="stop", outcome=JobOutcome.USER_ERROR, reason=f"the same error twice without progress: {reason}"
         )
@@ -116,6 +148,8 @@ def choose_rung(
     if gains.restarts >= limits.max_restarts:
         restarts = f"{gains.restarts} restarts (restart.max_restarts)"
         return Decision(action="stop", outcome=JobOutcome.NO_PROGRESS, reason=f"{restarts}; the last fault: {reason}")
+    if action is Action.REQUEUE and can_requeue:
+        return Decision(action="requeue", rung=Rung.REQUEUE, reason=reason)
     if gains.agentless >= AGENTLESS_ATTEMPTS and can_requeue:
         return Decision(action="requeue", rung=Rung.REQUEUE, reason=f"no checkpoint agents come up here: {reason}")
     if nodes_suffice:

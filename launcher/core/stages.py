@@ -233,7 +233,7 @@ def _choose(turn: Turn) -> None:
         reason = f"{len(job.nodes)} nodes, {job.sizes[-1]} needed, out of use: {why}"
         unprepared = bool(out) and all(state.members[node].is_environment for node in out)
         fault = Fault(kind=FaultKind.ENVIRONMENT if unprepared else FaultKind.START_TIMEOUT, node=None, reason=reason)
-        turn.record("fault", kind=fault.kind, reason=reason)
+        turn.record_fault(fault)
         _fail(turn, fault, ())
         return
     for node in before:
@@ -367,6 +367,8 @@ def _recover(turn: Turn, fault: Fault, nodes: tuple[str, ...]) -> None:
         turn.do(AskWhyTerminated())
         turn.enter(Stage.CONFIRMING)
     else:
+        if decision.swapped is not None:
+            turn.put_out(decision.swapped, f"{fault.diagnosis.fault_class}: {reason}")
         turn.state = replace(turn.state, rung=decision.rung)
         _back_off(turn, decision.delay_s, decision.reason, start_again=start_again)
 

@@ -11,7 +11,7 @@ from enum import Enum
 
 from rpds import HashTrieMap, HashTrieSet
 
-from launcher.core.faults import Fault, WorkerFailure
+from launcher.core.faults import Fault
 from launcher.core.hang import Hang, RankStack
 from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
 from launcher.core.members import Members, Network
@@ -19,17 +19,19 @@ from launcher.core.outcomes import AttemptOutcome, JobOutcome
 from launcher.core.replay import History
 from launcher.core.rungs import Rung
 from launcher.core.stop_reasons import StopReason
+from launcher.diagnosis import NodeEvidence, WorkerFailure
 
 Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartLimits:
-    """The job file's `restart` section."""
+    """The job file's `restart` section. `on`: the action after faults of a class."""
 
     max_without_progress: int = 3
     max_restarts: int = 100
     hang_timeout_s: float | None = None
+    on: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,7 @@ class Attempt:
             processes are gone; that are lost; whose runners have connected (again) during the attempt.
         without_handler: nodes without agents whose workers were asked to stop but do not handle SIGTERM.
         failures: workers that ended with another exit code.
+        evidence: what the nodes of these workers saw.
         faults: other causes of the attempt's end, the decisive one first.
         fault_s: time at which the first was noticed.
         recorded: number of recorded faults.
@@ -265,6 +268,7 @@ class Attempt:
     returned: HashTrieSet[str] = field(default_factory=HashTrieSet)
     without_handler: HashTrieSet[str] = field(default_factory=HashTrieSet)
     failures: tuple[WorkerFailure, ...] = ()
+    evidence: HashTrieMap[str, NodeEvidence] = field(default_factory=HashTrieMap)
     faults: tuple[Fault, ...] = ()
     fault_s: float | None = None
     recorded: int = 0

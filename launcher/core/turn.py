@@ -227,22 +227,23 @@ class Turn:
         fault_s = self.now_s if attempt.fault_s is None else attempt.fault_s
         self.attempt = replace(self.attempt, faults=(*attempt.faults, fault), fault_s=fault_s)
 
+    def record_fault(self, fault: Fault, **fields: Any) -> None:
+        """Records a fault and its diagnosis."""
+        found = fault.diagnosis
+        told = {
+            "node": fault.node, "kind": fault.kind, "rank": fault.rank, "reason": fault.reason,
+            "traceback": fault.traceback, "class": found.fault_class.value, "domain": found.domain.value,
+            "proof": found.proof or None, "advice": found.advice, "alike": found.alike or None,
+            "consequences": found.consequences or None,
+        }  # fmt: skip
+        self.record("fault", **fields, **told)
+
     def record_faults(self) -> None:
         """Records the attempt's new faults, the decisive one first."""
         attempt = self.attempt
         for fault in attempt.faults[attempt.recorded :]:
             since_s = self.now_s - attempt.fault_s if attempt.fault_s is not None else 0.0
             detect_s = None if fault.detect_s is None else round(fault.detect_s + since_s, 3)
-            self.record(
-                "fault",
-                attempt=attempt.number,
-                node=fault.node,
-                step=attempt.step,
-                kind=fault.kind,
-                rank=fault.rank,
-                reason=fault.reason,
-                detect=detect_s,
-                traceback=fault.traceback,
-            )
+            self.record_fault(fault, attempt=attempt.number, step=attempt.step, detect=detect_s)
         if attempt.recorded < len(attempt.faults):
             self.attempt = replace(self.attempt, recorded=len(attempt.faults))

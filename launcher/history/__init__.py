@@ -12,5 +12,6 @@ pace      the speed over the job's whole time
 view      the job's state as text for people
 size      why the job has its number of nodes
 recovery  the cost of each fault
+why       each fault with what it was, what was done, what it cost, and what to do
 resize    the cost of each resize
 """

@@ -13,6 +13,7 @@ from launcher.history.descent import in_words
 from launcher.history.pace import Pace
 from launcher.history.recovery import Recovery, RecoveryFold
 from launcher.history.size import BoostersNow, LostTime, Size
+from launcher.history.why import FaultStory, StoryFold
 
 Event = Mapping[str, Any]
 
@@ -80,6 +81,7 @@ class JobStatus:
         ready: the nodes whose runners are connected, and whether each can start workers at once.
         tiers: the newest commits of each tier.
         recoveries: the last recoveries, oldest first. One with an empty rung has only its fault so far.
+        why: the last faults, oldest first: what each was, what was done, what it cost, and what to do.
         pace: the steps per second since the first start, in equal parts of the time, oldest first.
         waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
         went_back: the last times that the job continued from an older step than the newest one, or from none, in words.
@@ -113,6 +115,7 @@ class JobStatus:
     ready: Mapping[str, bool] = field(default_factory=dict)
     tiers: Mapping[str, TierState] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
+    why: tuple[FaultStory, ...] = ()
     pace: tuple[float, ...] = ()
     waits_until_s: float | None = None
     went_back: tuple[str, ...] = ()
@@ -121,7 +124,7 @@ class JobStatus:
 
     def to_mapping(self) -> dict[str, Any]:
         """The status as JSON data."""
-        return asdict(self)
+        return asdict(self) | {"why": [story.to_mapping() for story in self.why]}
 
 
 def status_of(events: Iterable[Event], now_s: float | None = None) -> JobStatus:
@@ -167,7 +170,7 @@ class StatusFold:
         start_s, end_s: the first start and the end, in seconds since the epoch.
         spans: the periods of training.
         is_training: whether the last of them goes on.
-        size, lost_time, recoveries, pace: the folds of these parts of the status.
+        size, lost_time, recoveries, stories, pace: the folds of these parts of the status.
         failed_saves: the last failed saves: attempt, step and tier. Several nodes may report the same save.
         missing: from tier to the newest step that did not reach it.
         loaded: the step that the script has loaded in this attempt; None if it has loaded none.
@@ -184,6 +187,7 @@ class StatusFold:
     size: Size = field(default_factory=Size)
     lost_time: LostTime = field(default_factory=LostTime)
     recoveries: RecoveryFold = field(default_factory=RecoveryFold)
+    stories: StoryFold = field(default_factory=StoryFold)
     pace: Pace = field(default_factory=Pace)
     failed_saves: list[tuple[int | None, int | None, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -203,6 +207,8 @@ class StatusFold:
         self.lost_time.add(event)
         self.recoveries.add(event)
         del self.recoveries.found[:-_LAST_RECOVERIES]
+        self.stories.add(event)
+        del self.stories.told[:-_LAST_RECOVERIES]
         if event.get("event") not in _QUIET:
             self.recent = [*self.recent, dict(event)][-_LAST_EVENTS:]
 
@@ -229,6 +235,7 @@ class StatusFold:
             seconds=seconds,
             events=tuple(self.recent),
             recoveries=tuple(self.recoveries.known()),
+            why=tuple(self.stories.told),
             pace=self.pace.rates(end_s),
         )
 

@@ -147,7 +147,9 @@ def describe(event: Event) -> str:
             detect = event.get("detect")
             noticed = f" (noticed within {detect:.1f} s)" if isinstance(detect, int | float) else ""
             because = because.replace(f": {node}: ", ": ", 1)  # a runner's reason begins with its node
-            return f"{event.get('kind')}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
+            known = event.get("class") not in (None, "unknown", event.get("kind"))
+            of_class = f" ({event['class']})" if known else ""
+            return f"{event.get('kind')}{of_class}{f' on {node}' if node else ''}{at_step}{because}{noticed}"
         case "backoff":
             return f"{event.get('seconds')} s until the next attempt, because no new step was finished{because}"
         case "node_out":

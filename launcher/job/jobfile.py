@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ckpt import CheckpointConfig, CheckpointError
 from holdfast.settings.errors import SettingsError
 from holdfast.settings.keys import key
+from launcher.diagnosis import FaultClass
 from launcher.errors import LauncherError, UsageError
 from launcher.job import gpus
 from launcher.job.elastic import (
@@ -33,6 +34,7 @@ from launcher.job.elastic import (
     sizes_of,
 )
 from launcher.job.job_paths import with_paths_expanded
+from launcher.job.log_rules import LogRule
 from launcher.job.notify import Metrics, Notify
 from launcher.job.program import is_shell_script, name_and_check
 from launcher.job.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
@@ -74,6 +76,20 @@ class Restart:
         example=300,
     )
 
+    on: Mapping[str, Literal["stop", "retry", "swap", "requeue"]] = key(
+        "What follows a fault of a class; `holdfast why` names the class of each fault. stop ends the job, swap "
+        "replaces the node at fault by a spare, requeue requeues the job, retry starts the workers again even after "
+        "the same error twice. docs/guide/why.md lists the classes and their defaults.",
+        default={},
+        expected="one of stop, retry, swap, requeue",
+        example="{loss: stop, host_memory: swap}",
+    )
+
+    def _classes_exist(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for name in self.on:
+            if name not in tuple(FaultClass):
+                yield f"on.{name}", f"not a class of faults; expected one of {', '.join(FaultClass)}"
+
     def _hang_timeout_is_measurable(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if self.hang_timeout_s and self.hang_timeout_s < MIN_HANG_TIMEOUT_S:
             yield (
@@ -84,7 +100,7 @@ class Restart:
                 ),
             )
 
-    rules = (_hang_timeout_is_measurable,)
+    rules = (_classes_exist, _hang_timeout_is_measurable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +171,9 @@ class JobSpec:
         example="{OMP_NUM_THREADS: 8}",
     )
     restart: Restart = key("When to start again, and when to give up.", default=Restart())
+    log_rules: tuple[LogRule, ...] = key(
+        "What follows lines that workers write.", default=(), example="[{pattern: loss is nan, action: stop}]"
+    )
     elastic: Elastic | None = key(
         "The sizes between which the job shrinks and grows. Without this section the size is fixed.", default=None
     )
@@ -328,6 +347,7 @@ class JobSpec:
             "command": list(self.command),
             "args": list(self.args),
             "preload": list(self.preload),
+            "log_rules": [dataclasses.asdict(rule) for rule in self.log_rules],
         }
 
     @classmethod
@@ -349,6 +369,7 @@ class JobSpec:
             }
             sections |= {"restart": Restart(**data["restart"])}
             sections |= {name: tuple(data[name]) for name in ("args", "command", "preload")}
+            sections |= {"log_rules": tuple(LogRule(**rule) for rule in data["log_rules"])}
             script = None if data["script"] is None else Path(data["script"])
             return cls(**{**data, **sections, "script": script})
         except (AttributeError, KeyError, TypeError, CheckpointError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.history.recovery import Recovery, recoveries
 from launcher.history.resize import ResizeCost, resizes
 from launcher.history.status import JobStatus, StatusFold
+from launcher.history.why import FaultStory, StoryFold
 from launcher.report.timeline import Period, Timeline, seconds_by_class
 
 Event = Mapping[str, Any]
@@ -183,6 +184,7 @@ class RunFacts:
     points: tuple[tuple[float, int, int], ...]
     attempts: tuple[AttemptFacts, ...]
     faults: tuple[FaultFacts, ...]
+    why: tuple[FaultStory, ...]
     recoveries: tuple[Recovery, ...]
     tiers: tuple[TierFacts, ...]
     nodes: tuple[NodeFacts, ...]
@@ -199,6 +201,7 @@ class RunFacts:
             **asdict(self),
             "attempts": [asdict(attempt) | {"step_s": attempt.step_s} for attempt in self.attempts],
             "tiers": [asdict(tier) | {"bytes_per_s": tier.bytes_per_s} for tier in self.tiers],
+            "why": [story.to_mapping() for story in self.why],
             "resizes": [asdict(resize) | {"seconds": resize.seconds} for resize in self.resizes],
         }
 
@@ -230,6 +233,7 @@ class FactsFold:
         self._has_ended = False
         self._attempts: list[AttemptFacts] = []
         self._faults: list[FaultFacts] = []
+        self._stories = StoryFold()
         self._tiers: dict[str, TierFacts] = {}
         self._nodes: dict[str, NodeFacts] = {}
         self._boosters: dict[str, BoosterFacts] = {}
@@ -255,6 +259,7 @@ class FactsFold:
         else:
             self._fold_commits()
             self._status.add(event)
+            self._stories.add(event)
             self._course.append(event)
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
@@ -280,6 +285,7 @@ class FactsFold:
             points=tuple(self._points),
             attempts=tuple(map(replace, self._attempts)),
             faults=tuple(self._faults),
+            why=tuple(self._stories.told),
             recoveries=tuple(recoveries(self._course)),
             tiers=tuple(map(replace, self._tiers.values())),
             nodes=tuple(self._node_facts(status)),

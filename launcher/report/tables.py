@@ -152,6 +152,21 @@ def _attempts(facts: RunFacts) -> FactTable:
     )  # fmt: skip
 
 
+def _why(facts: RunFacts) -> FactTable:
+    return _table(
+        "why", "Why it failed",
+        [_when("time_s", "noticed"), _number("attempt"), _text("fault_class", "class"), _text("domain", "whose"),
+         _text("node"), _number("rank"), _text("proof"), _text("done", "what Holdfast did"), _s("cost_s", "cost"),
+         _number("steps_again", "steps done again"), _text("advice", "what to do")],
+        (
+            (w.time_s, w.attempt, w.fault_class, w.domain, w.node, w.rank, w.proof or w.reason, w.done, w.cost_s,
+             w.steps_again, w.advice)
+            for w in facts.why
+        ),
+        note="The cost counts from the fault to the next step. `holdfast why` shows the same.",
+    )  # fmt: skip
+
+
 def _faults(facts: RunFacts) -> FactTable:
     return _table(
         "faults", "Faults",
@@ -299,4 +314,4 @@ def _cell(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-_OF_EVENTS = (_time, _attempts, _faults, _recoveries, _tiers, _nodes, _resizes, _boosters, _problems)
+_OF_EVENTS = (_time, _why, _attempts, _faults, _recoveries, _tiers, _nodes, _resizes, _boosters, _problems)

@@ -23,7 +23,9 @@ from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
 from launcher.runner.extensions import own_directory
 from launcher.runner.learned import path_of
+from launcher.runner.log_watch import LogWatch
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
+from launcher.runner.node_watch import NodeWatch
 from launcher.runner.port import free_port
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.variables import worker_environment
@@ -72,6 +74,8 @@ class NodeAttempt:
         self._network: NetworkWatch | None = None
         self._nccl_logs: str | None = None  # pattern of their file names
         self._activity = Activity()
+        self._log_watch = LogWatch()
+        self._node_watch = NodeWatch()
         self._handler_told = False
         self._terminated = False  # whether the workers have received a SIGTERM
         self._is_stopped = False  # whether the workers were asked to stop
@@ -97,6 +101,7 @@ class NodeAttempt:
         self._spec = spec
         self.number = attempt = message["attempt"]
         self._handler_told = self._terminated = self._is_stopped = self._have_ended = False
+        self._node_watch.begin()
         self._first_rank = message["node_rank"] * spec.workers_per_node
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
@@ -137,6 +142,7 @@ class NodeAttempt:
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
                 "agreed_stop": message["agent"],
                 "extensions": None if self._extensions is None else str(self._extensions),
+                "log_rules": _log_rules(spec),
             }
         )
         self._port = free_port()
@@ -155,6 +161,7 @@ class NodeAttempt:
         """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use
         the node's fabric."""
         await asyncio.to_thread(self._activity.look)
+        await self._look_for_rules()
         if self._environment and self._modules.exists():
             self._workers.learn(self._modules, self._environment)
             self._environment = {}
@@ -164,6 +171,16 @@ class NodeAttempt:
             self._network = None
             required = self._spec is not None and self._spec.fabric == "require"
             self._send({"op": "network", "attempt": self.number, "problem": problem, "required": required})
+
+    async def _look_for_rules(self) -> None:
+        attempt = self.number
+        for met in await asyncio.to_thread(self._log_watch.look):
+            if attempt is not None and attempt == self.number and not self._have_ended:
+                action = None if met.action == "report" else met.action
+                self._send({
+                    "op": "log_rule", "attempt": attempt, "rank": met.rank, "rule": met.rule, "line": met.line,
+                    "action": action,
+                })  # fmt: skip
 
     def look_after_agent(self) -> None:
         """Checks whether the agent responds. Called as often as Watch.look_after_agent requires."""
@@ -284,7 +301,8 @@ class NodeAttempt:
         elif event == "ended":
             self._have_ended = True
             step = self._watch.step() if self._watch is not None else None
-            self._send({"op": "ended", "step": step, "stopped": self._is_stopped} | report)
+            seen = self._node_watch.collect()
+            self._send({"op": "ended", "step": step, "stopped": self._is_stopped} | seen | report)
         else:
             if event == "started":
                 self._pids = dict(enumerate(report["pids"], self._first_rank))
@@ -292,7 +310,10 @@ class NodeAttempt:
                 if self._nccl_logs is not None:
                     hardware = expected(instance_type())
                     self._network = NetworkWatch(self._pids.values(), self._nccl_logs, hardware)
-                self._activity.follow(self._pids.values(), (log_dir / f"rank-{rank}.log" for rank in self._pids))
+                logs = {rank: log_dir / f"rank-{rank}.log" for rank in self._pids}
+                self._activity.follow(self._pids.values(), logs.values())
+                if self._spec is not None:
+                    self._log_watch.follow(_log_rules(self._spec), logs)
             self._send({"op": event} | report)
 
     async def _make_way(self, watch: Watch, generation: int) -> None:
@@ -320,6 +341,10 @@ class NodeAttempt:
 
     def _log_dir(self, attempt: int) -> Path:
         return self._config.job_dir / "log" / f"attempt-{attempt}"
+
+
+def _log_rules(spec: JobSpec) -> list[tuple[str, str, str]]:
+    return [(rule.title, rule.pattern, rule.action) for rule in spec.log_rules]
 
 
 def _learns(spec: JobSpec) -> bool:

@@ -44,15 +44,18 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
 
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.processes import adopt_orphans, die_with_parent
+from launcher.diagnosis.rules import telling
 from launcher.runner import extensions, learned
 from launcher.runner.last_words import LastWords, end_of
 from launcher.runner.learned import Learned
+from launcher.runner.log_watch import last_met, tail
 from launcher.runner.process_groups import keep_process_groups
 from launcher.runner.script import ENDING_SIGNALS, run_script, script_traceback
 from launcher.runner.step_signals import WARNINGS
 
 _EXIT_BARRIER_S = 7 * 24 * 3600.0  # the supervisor ends a wait that is in vain
 _MONITOR_INTERVAL_S = 0.05
+_MOST_LINES = 8  # of a log that rules know
 _MOST_CHARS = 16_384  # of an error or a traceback: load_state_dict names each key of a model; the log has all of it
 # Modules that training scripts load after `import torch`, up to a second each: optimizers load dynamo at their first
 # step.
@@ -386,8 +389,10 @@ class _Agent(LocalElasticAgent):
         last_words = self._last_words[local_rank].read()
         if self._task["command"] and last_words is None:
             last_words = end_of(Path(self._task["log_dir"]) / f"rank-{rank}.log")
-        what = {"error": error, "traceback": trace, "last_words": last_words}
-        return {"rank": rank, "exit_code": code, "time": time_s} | what
+        lines = tail(Path(self._task["log_dir"]) / f"rank-{rank}.log")
+        rule, action = last_met(self._task["log_rules"], lines) or (None, None)
+        what = {"error": error, "traceback": trace, "last_words": last_words, "log": telling(lines, _MOST_LINES)}
+        return {"rank": rank, "exit_code": code, "time": time_s, "rule": rule, "action": action} | what
 
 
 class _ErrorFiles(LogsSpecs):

@@ -1,6 +1,7 @@
 """The screens of `holdfast status --watch` and `holdfast top`.
 
 grid      the nodes: a cell or a character for each
+why       the page of `holdfast why`
 words     what happens next, and other facts in words
 job       the screen of one job
 jobs      the screen of all jobs

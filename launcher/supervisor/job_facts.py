@@ -56,6 +56,7 @@ def job_facts(
             max_without_progress=restart.max_without_progress,
             max_restarts=spec.max_restarts,
             hang_timeout_s=restart.hang_timeout_s,
+            on=restart.on,
         ),
         has_checkpoint=spec.checkpoint is not None,
         names_own_checkpoints=spec.progress is not None,

@@ -569,7 +569,7 @@ def test_run_follows_a_job_to_its_end_and_exits_as_it_did(home: Path) -> None:
     failed = subprocess.run(run, check=False, capture_output=True, text=True)
     assert failed.returncode == 10 and "wrong data" in failed.stdout, failed.stdout
     assert [line for line in failed.stdout.splitlines() if line.startswith("user_error")], failed.stdout
-    assert "more: holdfast logs" in failed.stderr and "Traceback" not in failed.stderr
+    assert "more: holdfast why" in failed.stderr and "Traceback" not in failed.stderr
 
 
 @pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1"}], ids=["lines", "live"])

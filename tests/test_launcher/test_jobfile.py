@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,30 @@ def test_a_job_of_only_a_script_trains_on_one_node_without_checkpoints() -> None
     assert (spec.name, spec.script, spec.nodes, spec.spares) == ("test_jobfile", SCRIPT, 1, 0)
     assert (spec.workers_per_node, spec.checkpoint, spec.time) == (1, None, None)
     assert spec.restart == Restart(max_without_progress=3, max_restarts=None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"restart": {"on": {"lost": "stop"}}}, "restart.on.lost: not a class of faults; expected one of gpu_memory"),
+        ({"restart": {"on": {"loss": "pray"}}}, "restart.on.loss: got 'pray', expected one of stop, retry"),
+        ({"log_rules": [{"pattern": "x("}]}, "log_rules[0].pattern: got 'x(', expected a regular expression"),
+        (
+            {"log_rules": [{"pattern": "x", "action": "pray"}]},
+            "log_rules[0].action: got 'pray', expected",
+        ),
+    ],
+)
+def test_what_follows_a_fault_or_a_line_is_checked(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        job(**keys)
+
+
+def test_what_follows_a_fault_or_a_line_reaches_the_supervisor() -> None:
+    spec = job(restart={"on": {"loss": "stop"}}, log_rules=[{"name": "nan", "pattern": "is nan"}])
+    assert dict(spec.restart.on) == {"loss": "stop"}
+    assert [(rule.title, rule.pattern, rule.action) for rule in spec.log_rules] == [("nan", "is nan", "retry")]
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_restarts_are_limited_by_default_only_where_progress_cannot_be_seen() -> None:

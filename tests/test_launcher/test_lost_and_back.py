@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel
 from launcher.core import nodes
@@ -20,7 +20,7 @@ class Trains(Talkers):
     """Ends well once it is let go."""
 
     def ends(self, channel: Channel, attempt: dict[str, Any]) -> None:
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
+        channel.send(ended(attempt))
 
 
 class LosesAll(Trains):
@@ -119,10 +119,7 @@ class FailsOnOneNode(Trains):
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == "node1":
-            channel.send(
-                {"op": "ended", "ok": False, "step": None, "failures": [], "reason": "no /venv", "stopped": False}
-                | attempt
-            )
+            channel.send(ended(attempt, ok=False, step=None, reason="no /venv"))
         else:
             self.ends(channel, attempt)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel, Message
 from launcher.history import events as events_module
@@ -34,9 +34,7 @@ class HeardWhileItHangs(Talkers):
             while not self.goes_on.is_set():
                 channel.send({"op": "heartbeat"} | state | attempt)
                 await asyncio.sleep(0.1)
-            channel.send(
-                {"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt
-            )
+            channel.send(ended(attempt))
 
         self._tasks.append(asyncio.create_task(beat()))
 
@@ -96,7 +94,7 @@ class LosesItsTerms(Talkers):
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == self.nodes[-1]:
             shutil.rmtree(self._job_dir / "terms")
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
+        channel.send(ended(attempt))
 
 
 def test_a_job_whose_terms_are_removed_ends_well(tmp_path: Path) -> None:
@@ -125,10 +123,7 @@ def test_a_job_whose_folder_is_removed_between_attempts_ends_at_once(tmp_path: P
             if node == self.nodes[-1]:
                 shutil.rmtree(self._job_dir)
                 failure = {"rank": 0, "exit_code": -9, "time": 0.0, "error": None, "traceback": None}
-                channel.send(
-                    {"op": "ended", "ok": False, "step": 7, "failures": [failure], "reason": "", "stopped": False}
-                    | attempt
-                )
+                channel.send(ended(attempt, ok=False, failures=[failure]))
 
     outcome, _ = supervised(tmp_path, Fails)
     assert outcome.name == "internal" and outcome.reason.endswith("removed while the job ran; submit the job again")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from talkers import ended
 
 from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections import reports
@@ -15,7 +16,7 @@ from launcher.core.commands import Order
 from launcher.core.inputs import NodeBroken, WorkersEnded
 from launcher.runner.runner import Runner
 
-ENDED = {"op": "ended", "attempt": 3, "ok": True, "step": 7, "failures": [], "reason": None, "stopped": False}
+ENDED = ended(attempt={"attempt": 3})
 
 
 def test_a_whole_message_becomes_an_input() -> None:

@@ -79,6 +79,7 @@ def test_what_a_script_leaves_behind_is_ended_and_reaped(tmp_path: Path) -> None
         "run_id": "run",
         "module": None,
         "extensions": None,
+        "log_rules": [],
         "command": [],
         "log_dir": str(tmp_path),
         "hosts": ranges(["127.0.0.1"]),

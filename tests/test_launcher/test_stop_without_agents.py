@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from ckpt import CheckpointConfig
 from launcher.connections.channel import Channel, Message
@@ -47,9 +47,7 @@ class Stops(Talkers):
             saved = {"event": "commit", "tier": "memory", "step": 7, "seconds": 0.1}
             for event in (back, saved):
                 channel.send({"op": "monitor", "event": event} | self._attempt)
-            channel.send(
-                {"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | self._attempt
-            )
+            channel.send(ended(self._attempt))
 
         elif message["op"] in ("release_agent", "finish_agent"):
             self._tasks.append(asyncio.create_task(self._agents.kill()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel
 from launcher.supervisor import processes
@@ -35,7 +35,7 @@ class CannotStartAtFirst(Talkers):
         await super().start_runners(nodes, environment)
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
+        channel.send(ended(attempt))
 
 
 def test_runners_that_this_host_cannot_start_now_are_started_again(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel
 
@@ -22,7 +22,7 @@ class OnSockets(Talkers):
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == self.nodes[-1]:
             channel.send({"op": "network", "problem": PROBLEM, "required": self.required} | attempt)
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": None, "stopped": False} | attempt)
+        channel.send(ended(attempt))
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         raise AssertionError("a wrong fabric is no reason to requeue")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, supervised
+from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel
 from launcher.core import attempt as attempt_module
@@ -59,7 +59,7 @@ class Trains(Talkers):
     """The next start: all goes well."""
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
-        channel.send({"op": "ended", "ok": True, "step": 7, "failures": [], "reason": "", "stopped": False} | attempt)
+        channel.send(ended(attempt))
 
 
 def left_job(folder: Path, past: list[Event]) -> tuple[JobSpec, Path, EventLog]:

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from launcher.core.faults import FaultKind, WorkerFailure, root_cause, signature
+from launcher.core.faults import FaultKind, root_cause, signature
+from launcher.diagnosis import WorkerFailure
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -26,7 +27,8 @@ def failure(
     words: str | None = None,
 ) -> WorkerFailure:
     ended = {"rank": rank, "exit_code": exit_code, "time": time_s}
-    return WorkerFailure.from_report(f"n{rank}", ended | {"error": error, "traceback": trace, "last_words": words})
+    said = {"error": error, "traceback": trace, "last_words": words, "log": [], "rule": None, "action": None}
+    return WorkerFailure.from_report(f"n{rank}", ended | said)
 
 
 def test_exception_of_the_script_is_a_user_error_with_its_traceback() -> None:
@@ -73,7 +75,7 @@ def test_earliest_failure_is_the_cause() -> None:
         "torch.distributed.DistNetworkError: Connection reset by peer",
         "ckpt.errors.AgentError: agent closed the connection",
         "BrokenPipeError: [Errno 32] Broken pipe",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: CUDA error: unspecified launch failure",
     ],
 )
 def test_loss_of_a_peer_is_a_consequence_even_if_reported_first(consequence: str) -> None:

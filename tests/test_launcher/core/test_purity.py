@@ -1,4 +1,6 @@
-"""The core is pure: it imports nothing that reads a clock, a file or a random number, and all it handles is frozen."""
+"""The core and the diagnosis are pure: they import nothing that reads a clock, a file or a random number, and all that
+they handle is frozen.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ import pytest
 from mypy import api
 
 from launcher.core import attempt, commands, decision, faults, gains, hang, inputs, members, recovery, replay, state
+from launcher.diagnosis import cause, rules
 from launcher.supervisor.supervisor import Supervisor
 
 CORE = Path(decision.__file__).parent
-MODULES = sorted(CORE.glob("*.py"))
+DIAGNOSIS = CORE.parent / "diagnosis"
+MODULES = [*sorted(CORE.glob("*.py")), *sorted(DIAGNOSIS.glob("*.py"))]
 ALLOWED = {
     "__future__",
     "collections",
@@ -29,12 +33,13 @@ ALLOWED = {
 }
 # Builtins that reach outside, and what `signal` has beside names.
 FORBIDDEN_NAMES = {"open", "print", "input", "exec", "eval", "__import__", "id", "hash", "globals"}
-ALLOWED_OF_SIGNAL = {"SIGABRT", "Signals"}
+ALLOWED_OF_SIGNAL = {"SIGABRT", "SIGTERM", "Signals"}
 INPUTS, COMMANDS = get_args(inputs.Input), get_args(commands.Command)
 
 
 def name(path: Path) -> str:
-    return "launcher.core" if path.stem == "__init__" else f"launcher.core.{path.stem}"
+    package = f"launcher.{path.parent.name}"
+    return package if path.stem == "__init__" else f"{package}.{path.stem}"
 
 
 def imported(path: Path) -> set[str]:
@@ -51,13 +56,13 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=name)
 def test_the_core_imports_itself_and_what_has_no_effects(path: Path) -> None:
     inside = {name(each) for each in MODULES}
     assert imported(path) - ALLOWED - inside == set()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=name)
 def test_the_core_calls_nothing_that_reaches_outside(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global) for node in ast.walk(tree))
@@ -71,7 +76,7 @@ def test_the_core_calls_nothing_that_reaches_outside(path: Path) -> None:
     assert of_signal <= ALLOWED_OF_SIGNAL
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=name)
 def test_the_core_keeps_nothing_between_decisions(path: Path) -> None:
     """Its modules have constants alone: no list, dict or set that a function changes."""
     changing = {"append", "add", "update", "setdefault", "pop", "clear", "extend", "insert", "discard", "remove"}
@@ -99,7 +104,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     "kind",
     [
         each
-        for module in (state, inputs, commands, members, replay, gains, faults, hang, recovery)
+        for module in (state, inputs, commands, members, replay, gains, faults, hang, recovery, cause, rules)
         for each in dataclasses_of(module)
     ],
     ids=lambda kind: kind.__name__,

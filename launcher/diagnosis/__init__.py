@@ -1,0 +1,11 @@
+"""Why an attempt failed: from what its ranks and nodes left behind to one cause. Pure, and standard library only.
+
+rules   the table of failures: pattern, class, domain, advice, source
+cause   finds the cause among the failed ranks, and folds the consequences on other ranks under it
+policy  what follows a fault: the job file's restart.on, and the defaults
+"""
+
+from launcher.diagnosis.cause import Cause, Diagnosis, NodeEvidence, WorkerFailure, diagnose, find_cause
+from launcher.diagnosis.rules import Domain, FaultClass
+
+__all__ = ["Cause", "Diagnosis", "Domain", "FaultClass", "NodeEvidence", "WorkerFailure", "diagnose", "find_cause"]
