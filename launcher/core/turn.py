@@ -234,6 +234,7 @@ class Turn:
             "node": fault.node, "kind": fault.kind, "rank": fault.rank, "reason": fault.reason,
             "traceback": fault.traceback, "class": found.fault_class.value, "domain": found.domain.value,
             "proof": found.proof or None, "advice": found.advice, "alike": found.alike or None,
+            "others": list(found.others) or None,
             "consequences": found.consequences or None,
         }  # fmt: skip
         self.record("fault", **fields, **told)

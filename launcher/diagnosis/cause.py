@@ -116,6 +116,7 @@ class Diagnosis:
         is_certain: whether another attempt fails in the same way.
         nodes: the nodes whose ranks failed with the same class.
         alike: number of other ranks that failed with the same class.
+        others: further causes of the same end, of other classes, in words.
         consequences: number of the remaining failed ranks: what they report follows from this.
     """
 
@@ -126,6 +127,7 @@ class Diagnosis:
     is_certain: bool = False
     nodes: frozenset[str] = frozenset()
     alike: int = 0
+    others: tuple[str, ...] = ()
     consequences: int = 0
 
 
@@ -164,6 +166,12 @@ def find_cause(
     read = [(failure, *_read(failure, known.get(failure.node, NodeEvidence()), job)) for failure in failures]
     first, rule, proof = min(read, key=lambda each: (_after(each[0], each[1]), each[0].time_s))
     alike = [failure for failure, other, _ in read if other.fault_class is rule.fault_class]
+    others = {
+        other.fault_class: f"{other.fault_class} on rank {failure.rank}, {failure.node}: {words[:_PROOF_CHARS]}"
+        for failure, other, words in reversed(read)
+        if other.fault_class not in (rule.fault_class, FaultClass.UNKNOWN) and not _after(failure, other)
+    }
+    follow = [1 for failure, other, _ in read if other.fault_class not in (rule.fault_class, *others)]
     return Cause(
         failure=first,
         diagnosis=Diagnosis(
@@ -174,7 +182,8 @@ def find_cause(
             is_certain=rule.certain,
             nodes=frozenset(failure.node for failure in alike),
             alike=len(alike) - 1,
-            consequences=len(read) - len(alike),
+            others=tuple(others.values()),
+            consequences=len(follow),
         ),
         is_secondary=_after(first, rule) >= _AFTER[FaultClass.CUDA],
     )

@@ -151,11 +151,11 @@ EVENTS: Mapping[str, EventKind] = {
     "fault": _kind(
         "The cause of an attempt's end. Only the first fault of an attempt counts. `class`: what kind of failure; "
         "`domain`: whose it is (user, node, cluster or unknown); `proof`: the line that shows it; `advice`: the next "
-        "step; `alike`: number of other ranks that failed in the same way; `consequences`: of those whose failure "
-        "follows from this one.",
+        "step; `alike`: number of other ranks that failed in the same way; `others`: further causes, of other "
+        "classes; `consequences`: number of ranks whose failure follows.",
         "kind",
         kind=TEXT, rank=COUNT, reason=TEXT, detect=NUMBER, traceback=TEXT, domain=TEXT, proof=TEXT, advice=TEXT,
-        alike=COUNT, consequences=COUNT, **{"class": TEXT},
+        alike=COUNT, others=NAMES, consequences=COUNT, **{"class": TEXT},
     ),
     "backoff": _kind("A wait before the next attempt.", reason=TEXT),
     "stop_requested": _kind("A request that all ranks stop at the same step.", reason=TEXT, detail=TEXT),

@@ -24,6 +24,13 @@ def test_what_other_ranks_report_is_folded_under_the_cause_even_if_it_came_first
     assert (cause.diagnosis.proof, cause.diagnosis.consequences, cause.is_secondary) == (OOM, 2, False)
 
 
+def test_a_cause_of_another_class_is_no_consequence() -> None:
+    full = "OSError: [Errno 28] No space left on device"
+    diagnosis = find_cause([failed(0, OOM), failed(1, full, at=1e9 + 1), failed(2, PEER), failed(3, full)]).diagnosis
+    assert diagnosis.others == (f"storage_full on rank 1, n1: {full}",)
+    assert diagnosis.consequences == 1
+
+
 def test_consequences_alone_are_told_as_what_they_are() -> None:
     cause = find_cause([failed(0, PEER), failed(1, PEER)])
     assert (cause.diagnosis.fault_class, cause.is_secondary, cause.is_users) == (FaultClass.PEER, True, False)
