@@ -76,6 +76,29 @@ class NodeBroken:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodesDrained:
+    """The nodes of the job that the scheduler drains or is to replace. Sent when they change.
+
+    Attributes:
+        reasons: why, in words. Nodes that are missing here are not drained any more.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeIncident:
+    """The last health check on a node has found something critical. Sent when this changes.
+
+    Attributes:
+        reason: what it has found; None: nothing any more.
+    """
+
+    node: str
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationChanged:
     """Most nodes are silent at once, so this node may be the one that is cut off; or this has ended."""
 
@@ -480,6 +503,8 @@ Input = (
     | NodeWarm
     | NodeLost
     | NodeBroken
+    | NodesDrained
+    | NodeIncident
     | IsolationChanged
     | StoodStill
     | LaunchEnded

@@ -14,6 +14,7 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import Fault
 from launcher.core.hang import Hang, RankStack
 from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
+from launcher.core.marks import Marks
 from launcher.core.members import Members, Network
 from launcher.core.outcomes import AttemptOutcome, JobOutcome
 from launcher.core.replay import History
@@ -463,6 +464,7 @@ class State:
         positions: the nodes chosen last, in node-rank order.
         holders: nodes that serve their shards to the attempt and do not train.
         boosters: the allocations in addition to the base, in the order of their requests.
+        marks: the nodes to leave before they fail.
         look: the possible sizes, as last computed.
         tended: the part of the state in which boosters were last looked after.
         attempt: the running or the last attempt.
@@ -496,6 +498,7 @@ class State:
     boosters: tuple[Booster, ...] = ()
     asking: Asking = field(default_factory=Asking)
     resize: Resize = field(default_factory=Resize)
+    marks: Marks = field(default_factory=Marks)
     look: Look | None = field(default=None, compare=False)
     tended: Tended | None = field(default=None, compare=False)
     attempt: Attempt | None = None
