@@ -94,6 +94,7 @@ _TRUE: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = tupl
         ("torch not loaded", {"slow_start"}, ()),
         ("GPU has fallen", {"preflight_fails"}, ()),
         ("cannot start workers", {"runner_broken"}, ()),
+        ("drained by root|gpu_ecc", {"node_drained"}, ()),
     )
 )  # fmt: skip
 # Faults that do not change whether the stacks of workers that hang are seen.

@@ -16,7 +16,19 @@ from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.limits import COLUMNS
 from slurm.qos import FORMAT, Qos
-from slurm.records import QUEUE_FORMAT, Job, NamedJob, Node, Partition, QueuedJob, T, read_all, state_below
+from slurm.records import (
+    DRAINED_FORMAT,
+    QUEUE_FORMAT,
+    DrainedNode,
+    Job,
+    NamedJob,
+    Node,
+    Partition,
+    QueuedJob,
+    T,
+    read_all,
+    state_below,
+)
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -120,6 +132,16 @@ class Slurm:
     def node(self, name: str) -> Node:
         """A node by its name. `nodes` costs the controller more on a large cluster."""
         return Node.parse(self._scontrol("show", "node", "--oneliner", name))
+
+    def drained(self, names: Iterable[str]) -> dict[str, DrainedNode]:
+        """The nodes, of the given ones, that are drained or set to FAIL, by name.
+
+        One request, which costs the controller the same for any number of nodes. sinfo has a line for each partition of
+        a node.
+        """
+        argv = ["sinfo", "--noheader", "--all", "--Node", "--states=drain,fail", f"--nodes={compress(names)}"]
+        lines = self._run([*argv, f"--format={DRAINED_FORMAT}"], env=self._env).stdout.splitlines()
+        return {row.name: row for row in map(DrainedNode.parse, lines) if row is not None}
 
     def slurmd_port(self) -> int:
         """The port on which slurmd listens, on nodes without a port of their own."""

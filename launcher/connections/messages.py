@@ -21,6 +21,9 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "free for the next rendezvous.",
         attempt=int | None, step=int | None, slowest=int | None, activity=int, rank_ended=bool, warm=bool, port=int),
     "network": message("NCCL does not use the node's fabric.", attempt=int, problem=str, required=bool),
+    "incident": message(
+        "On change, and to each supervisor. `reason`: what the node's health checks have found critical; null: nothing "
+        "any more.", reason=str | None),
     "problem": message("Shown to users.", attempt=int, what=str),
     "started": message("The workers are running.", attempt=int, pids=list),
     "first_step": message("The first step boundary beyond the restored step.", attempt=int, step=int, time=float),

@@ -21,6 +21,7 @@ from launcher.core.inputs import (
     Input,
     LogRuleMet,
     NodeBroken,
+    NodeIncident,
     NodeJoined,
     Progress,
     Reported,
@@ -216,6 +217,7 @@ def _free(fields: Mapping[str, Any]) -> dict[str, Any]:
 _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     "hello": _hello,
     "broken": lambda node, m: NodeBroken(node=node, reason=str(m["reason"]), is_environment=bool(m["environment"])),
+    "incident": lambda node, m: NodeIncident(node=node, reason=m["reason"]),
     "signal": lambda node, m: Terminated(node=node),
     "started": lambda node, m: WorkersStarted(node=node, attempt=m["attempt"]),
     "ended": _ended,

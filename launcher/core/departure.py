@@ -5,7 +5,7 @@ a common step boundary, as for a resize, and the next attempt trains with the sp
 that attempt has committed a step of its own. Then it is out.
 
 The job never becomes smaller by this. Without a spare it stays on the node, and says so once. A marked node trains in
-a later attempt only if there are too few others. A spare that is drained is given back at once, because it only waits.
+a later attempt only if there are too few others: that is better than a requeue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def on_incident(turn: Turn, given: NodeIncident) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Gives back marked nodes that are not needed, and requests the stop before a spare takes a marked node's place."""
+    """Gives back nodes that were left, and requests the stop before a spare takes a marked node's place."""
     state = turn.state
     if not state.marks.table and not state.history.leaving:
         return
@@ -59,6 +59,7 @@ def advance(turn: Turn) -> None:
     if state.marks.settled is state.members or not resize.may_make_way(turn):
         return
     _give_back(turn)
+    _tell_of_spares(turn)
     if not _begin(turn):
         turn.state = replace(turn.state, marks=replace(turn.state.marks, settled=turn.state.members))
 
@@ -76,15 +77,20 @@ def on_choice(turn: Turn, nodes: tuple[str, ...]) -> None:
 
 
 def _give_back(turn: Turn) -> None:
-    """Puts out the nodes that were left and spares that are drained, unless they still serve their shards."""
+    """Puts out the nodes that were left, unless they still serve their shards."""
     state, attempt = turn.state, turn.attempt
-    used = {*attempt.nodes, *state.holders}
-    drained = {node for node, cause in state.marks.table if cause is Cause.DRAINED}
-    for node in sorted({*drained, *state.history.leaving} - used):
+    for node in sorted(state.history.leaving):
         member = state.members.table.get(node)
-        if member is not None and member.phase is Phase.READY:
+        if member is not None and member.phase is Phase.READY and node not in (*attempt.nodes, *state.holders):
             cause, reason = _why(turn, node)
             turn.put_out(node, reason, cause=cause)
+
+
+def _tell_of_spares(turn: Turn) -> None:
+    members, attempt = turn.state.members, turn.attempt
+    idle = [node for node in sorted(turn.state.marks.nodes) if node in members and node not in attempt.nodes]
+    ready = [node for node in idle if members[node].phase is Phase.READY]
+    _tell(turn, {node: f"spare {node} trains only if too few other nodes are left" for node in ready})
 
 
 def _begin(turn: Turn) -> bool:
@@ -108,15 +114,18 @@ def _begin(turn: Turn) -> bool:
 
 
 def _stay(turn: Turn, marked: list[str]) -> None:
-    marks = turn.state.marks
     lacks = "no spare is free" if turn.state.job.has_checkpoint else "without `checkpoint` a stop would lose steps"
-    untold = [node for node in marked if node not in marks.told]
+    _tell(turn, {node: f"the job stays on {node}: {lacks}" for node in marked})
+
+
+def _tell(turn: Turn, what: dict[str, str]) -> None:
+    """Records once what the marks of these nodes mean."""
+    untold = [node for node in what if node not in turn.state.marks.told]
     for node in untold:
         _, reason = _why(turn, node)
-        what = f"the job stays on {node}: {lacks}"
-        turn.record("problem", attempt=turn.attempt.number, node=node, what=what, detail=reason)
+        turn.record("problem", attempt=turn.attempt.number, node=node, what=what[node], detail=reason)
     if untold:
-        turn.state = replace(turn.state, marks=marks.tell(untold))
+        turn.state = replace(turn.state, marks=turn.state.marks.tell(untold))
 
 
 def _leave(turn: Turn, node: str) -> None:

@@ -137,6 +137,9 @@ class LocalCluster:
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         return {}
 
+    def drained(self, nodes: Collection[str]) -> dict[str, str]:
+        return {}
+
     def time_left_s(self) -> float | None:
         return None
 

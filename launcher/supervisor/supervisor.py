@@ -37,6 +37,7 @@ from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
 from launcher.scheduler.cluster import Cluster
 from launcher.supervisor.allocations import Allocations, recorded
+from launcher.supervisor.drains import follow_drains
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts
 from launcher.supervisor.own_checkpoints import OwnCheckpoints
@@ -166,6 +167,7 @@ class Supervisor:
         self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
+        self._spawn(follow_drains(self._cluster, lambda: self._links.nodes, self._inbox.put_nowait))
         self._spawn(self._report_progress())
         self._spawn(self._publish_steps())
         job = job_facts(

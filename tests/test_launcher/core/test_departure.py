@@ -139,24 +139,26 @@ def test_a_spare_that_has_not_loaded_torch_is_waited_for() -> None:
     assert play.events("node_leaving")
 
 
-def test_a_spare_that_is_drained_takes_no_place_and_is_given_back() -> None:
-    play = running()
-    drain(play, n2=BROKEN_FAN, n4="drained by root: a new kernel")
-    assert play.out == {"n4": "drained by root: a new kernel"}
-    assert not play.events("node_leaving")
-    assert [each["what"] for each in play.events("problem")] == ["the job stays on n2: no spare is free"]
-
-
-def test_a_spare_with_an_incident_trains_only_if_no_other_is_left() -> None:
+def test_a_marked_spare_trains_only_if_too_few_others_are_left_and_this_is_said_once() -> None:
     play = running(make(5, 3))
     play.give(inputs.NodeIncident(node="n4", reason="gpu_ecc: 2 uncorrectable"))
-    assert not play.out, "a drained one would be wanted elsewhere"
+    play.passes(300.0)
+    assert [(each["node"], each["what"], each["detail"]) for each in play.events("problem")] == [
+        ("n4", "spare n4 trains only if too few other nodes are left", "gpu_ecc: 2 uncorrectable")
+    ]
     play.lose("n1")
     play.train()
     assert play.attempt.nodes == ("n5", "n2", "n3")
     play.lose("n2")
     play.passes(10.0)
     assert play.attempt.nodes == ("n5", "n4", "n3"), "better than a requeue"
+
+
+def test_a_spare_that_is_drained_itself_takes_no_place() -> None:
+    play = running()
+    drain(play, n2=BROKEN_FAN, n4="drained by root: a new kernel")
+    assert not play.events("node_leaving") and not play.out
+    assert "the job stays on n2: no spare is free" in [each["what"] for each in play.events("problem")]
 
 
 def test_a_node_that_is_back_in_service_is_not_left() -> None:
