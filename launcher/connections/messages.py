@@ -44,7 +44,11 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "A rank wrote a line that `log_rules` names. `action`: what follows; null: nothing.",
         attempt=int, rank=int, rule=str, line=str, action=str | None),
     "killed": message(
-        "All processes of the attempt have ended, except the pids in `left`.", attempt=int, step=int | None, left=list),
+        "All processes of the attempt have ended, except the pids in `left`. `held`: the memory on the node's GPUs "
+        "that is still not free; \"\" if all is.", attempt=int, step=int | None, left=list, held=str),
+    "gpu_memory": message(
+        "The processes of the attempt have ended, and memory on the node's GPUs is not free yet: `killed` comes when "
+        "it is, or after `wait_s` seconds.", attempt=int, held=str, wait_s=float),
     "stacks": message(
         "The position of each worker: rank, state, boundary, frames. The files are written.", attempt=int, ranks=list),
     "signal": message("The runner received this signal. Sent to each supervisor, before `ended`.", name=str),

@@ -20,6 +20,7 @@ from launcher.core.inputs import (
     FirstStep,
     Input,
     LogRuleMet,
+    MemoryHeld,
     NodeBroken,
     NodeIncident,
     NodeJoined,
@@ -221,7 +222,10 @@ _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     "signal": lambda node, m: Terminated(node=node),
     "started": lambda node, m: WorkersStarted(node=node, attempt=m["attempt"]),
     "ended": _ended,
-    "killed": lambda node, m: WorkersKilled(node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"])),
+    "killed": lambda node, m: WorkersKilled(
+        node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"]), held=m["held"]
+    ),
+    "gpu_memory": lambda node, m: MemoryHeld(node=node, attempt=m["attempt"], held=m["held"], wait_s=m["wait_s"]),
     "first_step": lambda node, m: FirstStep(node=node, attempt=m["attempt"], step=m["step"], time_s=m["time"]),
     "network": lambda node, m: FabricMissed(
         node=node, attempt=m["attempt"], problem=str(m["problem"]), is_required=bool(m["required"])

@@ -188,6 +188,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.WorkersEnded: attempt_reports.on_workers_ended,
     given_.WorkersKilled: attempt_reports.on_workers_killed,
     given_.LogRuleMet: attempt_reports.on_log_rule,
+    given_.MemoryHeld: attempt_reports.on_memory_held,
     given_.Progress: attempt_reports.on_progress,
     given_.FirstStep: attempt_reports.on_first_step,
     given_.FabricMissed: attempt_reports.on_fabric_missed,

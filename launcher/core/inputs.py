@@ -179,12 +179,29 @@ class WorkersKilled:
 
     Attributes:
         left: processes that could not be killed.
+        held: the memory on the node's GPUs that was not freed in time; "" if all was.
     """
 
     node: str
     attempt: int
     step: int | None = None
     left: tuple[int, ...] = ()
+    held: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryHeld:
+    """A node has ended all processes of an attempt, and memory on its GPUs is not free yet. WorkersKilled follows.
+
+    Attributes:
+        held: the GPUs, with the memory and the processes.
+        wait_s: for how long the node waits.
+    """
+
+    node: str
+    attempt: int
+    held: str
+    wait_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -512,6 +529,7 @@ Input = (
     | WorkersEnded
     | WorkersKilled
     | LogRuleMet
+    | MemoryHeld
     | Progress
     | FirstStep
     | FabricMissed
