@@ -468,6 +468,12 @@ class Driver:
         if self.world.slurm.is_answering:
             self.world.clock.after(self.world.delay(0.01, 0.2), self.world.boosters.end, command.allocation)
 
+    def _give_back(self, command: do.GiveBack) -> None:
+        host = self.world.hosts[command.node]
+        self.world.invariants.gives_back(self, command)
+        if self.world.slurm.is_answering and not host.drivers:
+            host.is_allocated = False
+
     def _ask_why_terminated(self, command: do.AskWhyTerminated) -> None:
         slurm = self.world.slurm
         slurm.ask(self, lambda error: given.TerminationExplained(why=slurm.why_terminated(error)))
@@ -578,6 +584,7 @@ _PERFORM: dict[type, Callable[[Driver, Any], None]] = {
     do.LetGo: Driver._let_go,
     do.AskUnusable: Driver._ask_unusable,
     do.AskAllocation: Driver._ask_allocation,
+    do.GiveBack: Driver._give_back,
     do.EndAllocation: Driver._end_allocation,
     do.AskWhyTerminated: Driver._ask_why_terminated,
     do.AskTimeLeft: Driver._ask_time_left,

@@ -253,6 +253,19 @@ class Slurm:
         """
         self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
 
+    def shrink(self, job_id: JobId, nodes: Iterable[str]) -> None:
+        """Leave only these nodes to a running job. Its tasks on the others are killed, and its steps go on.
+
+        Slurm refuses it for the node of the batch script. Inside the job, scontrol would write slurm_job_N_resize.sh
+        into the working directory, for scripts that use the variables of the old size.
+        """
+        outside = {
+            name: value
+            for name, value in (os.environ if self._env is None else self._env).items()
+            if name not in ("SLURM_JOB_ID", "SLURM_JOBID")
+        }
+        self._run(["scontrol", "update", f"JobId={job_id}", f"NodeList={compress(nodes)}"], env=outside)
+
     def drain(self, node: str, reason: str) -> None:
         """Drain a node. Needs an operator's rights.
 

@@ -11,6 +11,7 @@ a later attempt only if there are too few others: that is better than a requeue.
 from __future__ import annotations
 
 from launcher.core import choice, resize
+from launcher.core.commands import GiveBack
 from launcher.core.frozen import replace
 from launcher.core.inputs import NodeIncident, NodesDrained
 from launcher.core.marks import Cause
@@ -84,6 +85,8 @@ def _give_back(turn: Turn) -> None:
         if member is not None and member.phase is Phase.READY and node not in (*attempt.nodes, *state.holders):
             cause, reason = _why(turn, node)
             turn.put_out(node, reason, cause=cause)
+            if state.job.can_requeue and turn.booster(member.allocation) is None:  # a booster ends as a whole
+                turn.do(GiveBack(node=node))
 
 
 def _tell_of_spares(turn: Turn) -> None:

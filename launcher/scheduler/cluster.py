@@ -180,6 +180,14 @@ class Cluster(Protocol):
             SlurmError: the scheduler does not answer.
         """
 
+    def give_back(self, node: str) -> None:
+        """Return a node of the base to the scheduler. What still runs there is killed. Blocks.
+
+        Raises:
+            LauncherError: the job cannot be without it.
+            SlurmError: the scheduler refuses or does not answer.
+        """
+
     def requeue(self, exclude: Collection[str] = ()) -> None:
         """Have the scheduler end this job and start it again.
 

@@ -140,6 +140,9 @@ class LocalCluster:
     def drained(self, nodes: Collection[str]) -> dict[str, str]:
         return {}
 
+    def give_back(self, node: str) -> None:
+        """Does nothing: nobody else wants this machine's processes."""
+
     def time_left_s(self) -> float | None:
         return None
 

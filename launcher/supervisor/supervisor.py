@@ -54,6 +54,8 @@ FOLDER_TIMEOUT_S = 600.0  # for writing the result at the job's end
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
 PUBLISH_S = 2.0
+LEAVE_S = 10.0  # for a runner to remove the job's memory on a node that the job has left
+LEFT_POLL_S = 0.2
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
@@ -234,6 +236,14 @@ class Supervisor:
         for node in command.holders:
             self._links.send(node, hold)
         self._processes.start_agents(command)
+
+    async def _give_back(self, command: do.GiveBack) -> None:
+        """Return a node to the scheduler, which kills what still runs there: its runner removes the job's memory
+        before."""
+        until_s = time.monotonic() + LEAVE_S
+        while self._links.has(command.node) and time.monotonic() < until_s:
+            await asyncio.sleep(LEFT_POLL_S)
+        await self._scheduler.give_back(command.node)
 
     def _address(self, node: str) -> str:
         """The address at which other nodes reach a node. The batch host's runner may use a loopback address."""
@@ -442,6 +452,7 @@ class Supervisor:
         do.KillAgents: lambda self, _: self._processes.kill_agents(),
         do.LetGo: lambda self, _: self._cluster.let_go(),
         do.AskAllocation: lambda self, command: self._spawn(self._allocations.ask(command)),
+        do.GiveBack: lambda self, command: self._spawn(self._give_back(command)),
         do.EndAllocation: lambda self, command: self._spawn(self._allocations.end(command)),
         do.AskUnusable: lambda self, command: self._spawn(self._scheduler.ask_unusable(command)),
         do.AskWhyTerminated: lambda self, _: self._spawn(self._scheduler.ask_why_terminated()),

@@ -76,6 +76,8 @@ def test_a_node_that_slurm_drains_is_left_without_a_lost_step(
     job.watch.wait_for("node_out", LEAVE_S, node=node, cause="drained")
     assert node not in job.attempt["nodes"] and job.attempt["rung"] == "spare", job.watch.story()
     assert steps_are_without_gap(job.watch) and not job.watch.events("fault"), job.watch.story()
+    has_it = lambda: node in slurm.job(job.job_id).nodes or None  # noqa: E731
+    job.watch.until(lambda: None if has_it() else True, LEAVE_S, f"end of {node} in the job's allocation")
     job.settle()
     job.finish(steady_digests)
     assert order in status(fault_cluster, job.job_id)["out"][node]

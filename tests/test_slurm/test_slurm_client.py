@@ -279,3 +279,14 @@ def test_drained_nodes_are_read_with_who_drained_them_and_why() -> None:
 
 def test_no_node_is_drained() -> None:
     assert Slurm(run=Answers("")).drained(["n1"]) == {}
+
+
+def test_a_job_is_shrunk_from_outside_of_it_because_scontrol_would_leave_scripts_behind() -> None:
+    seen: list[tuple[tuple[str, ...], dict[str, str]]] = []
+
+    def run(argv: Sequence[str], *, env: dict[str, str], **_: Any) -> Result:
+        seen.append((tuple(argv), env))
+        return Result(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=0.0)
+
+    Slurm(run=run, env={"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOBID": "7"}).shrink("7", ["n1", "n2", "n4"])
+    assert seen == [(("scontrol", "update", "JobId=7", "NodeList=n[1-2,4]"), {"PATH": "/bin"})]

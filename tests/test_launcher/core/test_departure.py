@@ -12,7 +12,7 @@ from launcher.core.commands import Order
 from launcher.core.departure import advance, mark
 from launcher.core.marks import Cause
 from launcher.core.members import Phase
-from launcher.core.state import JobFacts, RestartLimits
+from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.core.turn import Turn
 
 BROKEN_FAN = "drained by root: a broken fan"
@@ -86,6 +86,27 @@ def test_the_node_serves_its_memory_until_the_new_attempt_has_committed_and_is_t
     assert play.out == {"n2": BROKEN_FAN}
     assert do.Dismiss(node="n2", forget=True) in play.commands
     assert play.events("node_out")[0]["cause"] == "drained"
+    assert play.all(do.GiveBack) == [do.GiveBack(node="n2")], "the scheduler has it back"
+
+
+def test_a_node_of_a_booster_is_left_too_and_its_booster_ends() -> None:
+    job = make(
+        3, 2, sizes=(3, 2), base_nodes=2, booster_nodes=1, most_boosters=1,
+        allocations=dict.fromkeys(("n1", "n2", "n3"), "17"), elastic=ElasticLimits(scaling_timeout_s=1.0),
+    )  # fmt: skip
+    play = running(job)
+    play.boost("x1", "b1")
+    play.passes(2.0)
+    stop_and_train(play, 7)
+    assert play.attempt.nodes == ("n1", "n2", "x1")
+    play.commit(8)
+    drain(play, x1=BROKEN_FAN)
+    stop_and_train(play, 9)
+    assert play.attempt.nodes == ("n1", "n2", "n3")
+    play.commit(10)
+    renewed(play)
+    assert play.out.keys() <= {"x1"} and not play.all(do.GiveBack)
+    assert [each.allocation for each in play.all(do.EndAllocation)] == ["b1"]
 
 
 def test_the_events_are_on_disk_before_ranks_are_stopped() -> None:
