@@ -19,6 +19,7 @@ errors     the errors of this package
 from lifecycle.errors import LifecycleError
 from lifecycle.health.finding import Finding, Status
 from lifecycle.health.preflight import preflight
+from lifecycle.health.watch import HealthWatch
 from lifecycle.instance import Expected, expected, instance_type
 
-__all__ = ["Expected", "Finding", "LifecycleError", "Status", "expected", "instance_type", "preflight"]
+__all__ = ["Expected", "Finding", "HealthWatch", "LifecycleError", "Status", "expected", "instance_type", "preflight"]

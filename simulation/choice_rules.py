@@ -41,6 +41,8 @@ def check_choice(before: State, message: Any, after: State, todo: tuple[do.Comma
         elif command.event == "holders_released" and type(message) is not AgentsRejoined:
             for wrong in _of_release(before, after, left, now_s):
                 raise Violation("holders are let go in time", f"{wrong}: {dict(command.fields)}")
+    if after.marks.table and after.stage is Stage.ATTEMPT and (stays := _stays_needlessly(after)):
+        raise Violation("a node is left while a spare is free", stays)
     if after.stage is Stage.GATHERING:
         _check_wait(after, now_s)
     elif after.holders and after.stage is Stage.ATTEMPT and _is_needless(after):
@@ -73,15 +75,17 @@ def _of_start(before: State, after: State, fields: Any, left: set[str], now_s: f
     if len(nodes) != size:
         yield f"{size} nodes may train"
     idle = [node for node in there if node not in nodes]
-    if sorted(fields["spares"]) != sorted(idle):
-        yield f"its spares are {idle}"
+    spares = [node for node in idle if node not in after.history.leaving]
+    if sorted(fields["spares"]) != sorted(spares):
+        yield f"its spares are {spares}"
     suspects = before.history.gains.suspects
-    fit = [node for node in idle if node not in suspects]
+    unwanted = {*suspects, *(node for node, _ in before.marks.table), *before.history.leaving}
+    fit = [node for node in idle if node not in unwanted]
     last = [node for node in nodes if node in job.nodes[job.base_size :] and node not in was]
     if last and (better := [node for node in fit if node not in (*job.nodes[job.base_size :], *was)]):
         yield f"{last} are spares, and {better} are idle"
-    if fit and (blamed := [node for node in nodes if node in suspects]):
-        yield f"attempts failed on {blamed}, and {fit} are idle"
+    if fit and (blamed := [node for node in nodes if node in unwanted]):
+        yield f"{blamed} are to be left, or attempts failed on them, and {fit} are idle"
     yield from _of_holders(before, after, fields, nodes)
     is_smaller = before.fault is not None and len(nodes) < len(was)
     if is_smaller and before.stage is Stage.GATHERING and any(_is_joining(after, each) for each in after.boosters):
@@ -133,6 +137,28 @@ def _check_wait(state: State, now_s: float) -> None:
 
 
 # Changes of size
+
+
+def _stays_needlessly(state: State) -> str:
+    """Marked nodes that train while other nodes could; "" if the attempt cannot stop without loss, or must not."""
+    attempt = state.attempt
+    if attempt is None or attempt.phase is not AttemptPhase.TRAINING or attempt.is_decisive or state.holders:
+        return ""
+    if state.requests.stop is not None or may_be_asked(state.requests) or not _are_agents_whole(state):
+        return ""
+    if not (state.job.has_checkpoint and (attempt.first_step_seen or attempt.committed_step)):
+        return ""
+    unwanted = {node for node, _ in state.marks.table}
+    marked = unwanted.intersection(attempt.nodes)
+    avoided = {*unwanted, *state.history.leaving, *state.history.gains.suspects}
+    base = [node for node in state.job.nodes if node in state.members and node not in attempt.nodes]
+    free = [node for node in base if node not in avoided and state.members[node].phase is Phase.READY]
+    blamed = avoided.intersection(attempt.nodes) - unwanted  # the spare may be for one of these
+    are_warm = all(state.members[node].is_warm for node in free)
+    is_full = len(attempt.nodes) >= min(_wanted(state), state.job.base_size)
+    if marked and free and are_warm and is_full and not blamed:
+        return f"{sorted(marked)} train, and {free} are free"
+    return ""
 
 
 def _are_agents_whole(state: State) -> bool:

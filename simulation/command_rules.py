@@ -80,7 +80,8 @@ def _check_question(before: State, after: State, kinds: set[type]) -> None:
 
 
 def _check_done(record: do.Record, todo: tuple[do.Command, ...], kinds: set[type]) -> None:
-    missing = [kind.__name__ for kind in _DONE.get(record.event, ()) if kind not in kinds]
+    is_departure = record.event == "node_leaving" and record.fields.get("attempt") is not None
+    missing = [kind.__name__ for kind in _DONE.get("resize" if is_departure else record.event, ()) if kind not in kinds]
     if missing:
         raise Violation("what is recorded is done", f"{dict(record.fields)} without {missing}")
     if record.event != "problem" or not record.fields["what"].startswith(_STARTED_AGAIN):

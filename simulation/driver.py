@@ -10,6 +10,7 @@ from launcher.core import inputs as given
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from launcher.leadership.requeue import ASK_AGAIN_S, TIMEOUT_S
 from launcher.scheduler.slurm import CUT_OFF_S
+from launcher.supervisor.drains import LOOK_S as DRAINS_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
 from simulation.event_rules import LACKS_NODES, NO_SLURMD
@@ -48,7 +49,7 @@ class Driver:
     """
 
     __slots__ = (
-        "_ask_s", "_batch", "_frozen_s", "_inbox", "_is_busy", "_is_flushing", "_is_frozen", "_is_noticing",
+        "_ask_s", "_batch", "_drained", "_frozen_s", "_inbox", "_is_busy", "_is_flushing", "_is_frozen", "_is_noticing",
         "_own_file", "_skew_s", "_standby", "_timer", "_unwritten", "group", "host", "is_alive", "is_done", "is_ending",
         "is_listening", "job", "links", "log", "started_s", "state", "term", "timer_late_s", "world",
     )  # fmt: skip
@@ -72,6 +73,7 @@ class Driver:
         self._is_frozen = self._is_busy = self._is_flushing = self._is_noticing = False
         self._frozen_s: float | None = None
         self._own_file: str | None = None
+        self._drained: dict[str, str] = {}
         self._inbox: list[Any] = []
         self._unwritten: list[Any] = []
         self._timer = 0
@@ -143,7 +145,20 @@ class Driver:
         self._perform(todo)
         if world.setup.boosters:
             world.clock.after(LOOK_S, self._look_at_boosters)
+        if not world.setup.is_local:
+            world.clock.after(DRAINS_S, self._look_at_drains)
         world.changed()
+
+    def _look_at_drains(self) -> None:
+        """Asks which nodes are drained, again and again."""
+        if not self.is_alive or self.is_done:
+            return
+        self.world.clock.after(DRAINS_S, self._look_at_drains)
+        known = (*self.world.job_nodes, *(node for booster in self.state.boosters for node in booster.nodes))
+        found = {name: "drained by root: a broken fan" for name in known if self.world.hosts[name].is_drained}
+        if self.is_awake and self.world.slurm.is_answering and found != self._drained:
+            self._drained = found
+            self.world.slurm.ask(self, lambda error: given.NodesDrained(reasons=found))
 
     def _look_at_boosters(self) -> None:
         """Asks how they stand, again and again."""
@@ -453,6 +468,12 @@ class Driver:
         if self.world.slurm.is_answering:
             self.world.clock.after(self.world.delay(0.01, 0.2), self.world.boosters.end, command.allocation)
 
+    def _give_back(self, command: do.GiveBack) -> None:
+        host = self.world.hosts[command.node]
+        self.world.invariants.gives_back(self, command)
+        if self.world.slurm.is_answering and not host.drivers:
+            host.is_allocated = False
+
     def _ask_why_terminated(self, command: do.AskWhyTerminated) -> None:
         slurm = self.world.slurm
         slurm.ask(self, lambda error: given.TerminationExplained(why=slurm.why_terminated(error)))
@@ -563,6 +584,7 @@ _PERFORM: dict[type, Callable[[Driver, Any], None]] = {
     do.LetGo: Driver._let_go,
     do.AskUnusable: Driver._ask_unusable,
     do.AskAllocation: Driver._ask_allocation,
+    do.GiveBack: Driver._give_back,
     do.EndAllocation: Driver._end_allocation,
     do.AskWhyTerminated: Driver._ask_why_terminated,
     do.AskTimeLeft: Driver._ask_time_left,

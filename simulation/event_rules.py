@@ -321,7 +321,7 @@ class EventRules:
         if node in self._out:
             return f"{node} is out already"
         self._out.add(node)
-        if event.get("environment"):
+        if event.get("environment") or event.get("cause") == "drained":
             self._unprepared.add(node)
         if self._runs and node in self._nodes:
             is_given_up = self._workers_s is None and event["time"] - self._start_s >= FOLDER_TIMEOUT_S
@@ -334,6 +334,8 @@ class EventRules:
 
     def _node_leaving(self, event: dict[str, Any]) -> str | None:
         self._is_moved = self._is_moved or not self._runs
+        if event.get("allocation") is None:
+            return self._is_left(event)
         end = event["event"], event["allocation"], event.get("node", "")
         if end in self._left:
             return f"{end} again"
@@ -341,6 +343,15 @@ class EventRules:
         return None if event["reason"] not in ("", _UNNAMED) else "the scheduler's reason is not passed on"
 
     _booster_leaving = _booster_end = _node_leaving
+
+    def _is_left(self, event: dict[str, Any]) -> str | None:
+        """A spare takes the place of a node that is drained, or has had an incident."""
+        node = event["node"]
+        if node in self._out:
+            return f"{node} is left, and is out"
+        if event.get("attempt") is not None and (not self._runs or node not in self._nodes):
+            return f"{node} is left, and trains not"
+        return None if event["cause"] in ("drained", "incident") and event["reason"] else "a node is left without cause"
 
     def _booster_waits(self, event: dict[str, Any]) -> str | None:
         before = self._waits.get(event["allocation"])

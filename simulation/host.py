@@ -22,6 +22,8 @@ class Host:
         has_slurmd: whether Slurm can start processes here.
         is_allocated: whether it belongs to the job, or one of its boosters.
         allocation: its booster; "" where it has none.
+        is_drained: whether Slurm gives it no new job.
+        incident: what its last health check has found; None: nothing.
         problem: why it fails its preflight; None if it does not.
         memory: committed steps held here, each with the nodes that hold its shards; nodes share
             it, so it is replaced and never changed.
@@ -33,16 +35,18 @@ class Host:
     """
 
     __slots__ = (
-        "agents", "allocation", "drivers", "has_slurmd", "is_allocated", "is_frozen", "is_unkillable", "is_up",
-        "kill_s", "memory", "name", "never_warm", "problem", "runner", "skew_s", "start_s", "world",
+        "agents", "allocation", "drivers", "has_slurmd", "incident", "is_allocated", "is_drained", "is_frozen",
+        "is_unkillable", "is_up", "kill_s", "memory", "name", "never_warm", "problem", "runner", "skew_s", "start_s",
+        "world",
     )  # fmt: skip
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.is_up = self.has_slurmd = True
-        self.is_frozen = self.is_allocated = self.is_unkillable = self.never_warm = False
+        self.is_frozen = self.is_allocated = self.is_drained = self.is_unkillable = self.never_warm = False
         self.allocation = ""
+        self.incident: str | None = None
         self.problem: str | None = None
         self.memory: Memory = {}
         self.kill_s = self.start_s = self.skew_s = 0.0
@@ -57,7 +61,7 @@ class Host:
     @property
     def is_free(self) -> bool:
         """Whether a booster can have it."""
-        return self.is_up and self.has_slurmd and not self.is_allocated and self.runner is None
+        return self.is_up and self.has_slurmd and not (self.is_allocated or self.is_drained) and self.runner is None
 
     def crash(self, *, closes: bool) -> None:
         """Everything on it is gone, its memory too.

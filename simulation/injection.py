@@ -11,6 +11,7 @@ from launcher.core.inputs import (
     CancelAsked,
     FabricMissed,
     HaltAsked,
+    NodeIncident,
     ScaleAsked,
     TimeWarned,
     WorkersEnded,
@@ -154,6 +155,21 @@ def node_crashes(world: World, fault: Fault, node: Host) -> Heal:
 def node_freezes(world: World, fault: Fault, node: Host) -> Heal:
     node.freeze()
     return node.thaw
+
+
+def node_drained(world: World, fault: Fault, node: Host) -> Heal:
+    """An administrator drains it, or its health check fails and nobody drains it."""
+
+    def change(incident: str | None) -> None:
+        if fault.flag:
+            node.incident = incident
+            if node.runner is not None:
+                node.runner.report(NodeIncident(node=node.name, reason=incident))
+        else:
+            node.is_drained = incident is not None
+
+    change("gpu_ecc: 2 uncorrectable")
+    return lambda: change(None)
 
 
 def supervisor_node_crashes(world: World, fault: Fault, node: Host) -> Heal:
@@ -519,6 +535,6 @@ INJECT: dict[str, Callable[..., Any]] = {
         folder_unseen, folder_removed, supervisor_killed, supervisor_freezes, supervisor_node_crashes,
         supervisor_node_freezes, batch_script_killed, timer_late, clock_skewed, booster_preempted, booster_ends,
         boosters_wait, boosters_start, stranger_joins, scale, fabric_missed, workers_pause, agents_refused,
-        boosters_late, boosters_fail, sbatch_late, runners_cancelled, launcher_stays,
+        boosters_late, boosters_fail, sbatch_late, runners_cancelled, launcher_stays, node_drained,
     )
 }  # fmt: skip

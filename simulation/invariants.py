@@ -10,6 +10,7 @@ from launcher.core.commands import (
     AdoptAgents,
     EndAllocation,
     EndJob,
+    GiveBack,
     LetGo,
     Order,
     Record,
@@ -94,6 +95,7 @@ _TRUE: tuple[tuple[re.Pattern[str], frozenset[str], frozenset[str]], ...] = tupl
         ("torch not loaded", {"slow_start"}, ()),
         ("GPU has fallen", {"preflight_fails"}, ()),
         ("cannot start workers", {"runner_broken"}, ()),
+        ("drained by root|gpu_ecc", {"node_drained"}, ()),
     )
 )  # fmt: skip
 # Faults that do not change whether the stacks of workers that hang are seen.
@@ -643,6 +645,12 @@ class Invariants:
     def ends_allocation(self, driver: Driver, command: EndAllocation) -> None:
         if command.allocation not in self._world.boosters.jobs:
             raise Violation("the base is never given up", f"{command.allocation} is ended")
+
+    def gives_back(self, driver: Driver, command: GiveBack) -> None:
+        state, node = driver.state, command.node
+        serves = node in state.holders or (state.attempt is not None and node in state.attempt.nodes)
+        if serves or state.members[node].phase is not Phase.OUT or node not in state.job.nodes:
+            raise Violation("a node is given back once nobody needs it", f"{node}: {state.members[node]}")
 
     @property
     def newest_step(self) -> int:

@@ -13,6 +13,7 @@ from launcher.core.inputs import (
     Committed,
     FirstStep,
     NodeBroken,
+    NodeIncident,
     NodeWarm,
     Restored,
     StacksTaken,
@@ -315,6 +316,8 @@ class Runner:
             link.send_up(NodeWarm(node=self.host.name))
         if self.is_broken:
             link.send_up(self._broken())
+        if self.host.incident is not None:
+            link.send_up(NodeIncident(node=self.host.name, reason=self.host.incident))
         if self.training is not None and self.works:
             link.send_up(self.training.progress())
 

@@ -185,6 +185,8 @@ _ADDED: dict[str, tuple[float, bool, int]] = {
     "launcher_stays": (1, True, 1),
 }
 KINDS |= _ADDED
+_DRAIN = {"node_drained": (1.0, True, 2)}
+KINDS |= _DRAIN
 _ELASTIC_TRIGGERS = (
     ("AskAllocation", 1), ("AskAllocation", 2), ("AllocationAsked", 1), ("AllocationAsked", 2), ("AllocationsSeen", 1),
     ("AllocationsSeen", 3), ("EndAllocation", 1), ("StartAgents", 2), ("StartAgents", 3), ("StartAgents", 4),
@@ -261,7 +263,17 @@ def draw(seed: int) -> Schedule:
         setup = replace(setup, chunks=rng.choice((10, 16, 24)), limit_s=0.0)
     elif 0.45 <= chance < 0.48:
         setup, faults = replace(setup, heeds_stop=rng.random() < 0.5), _draw_cancelled_stop(rng)
-    return Schedule(replace(setup, runs_again=rng.random() < 0.2), faults)
+    setup = replace(setup, runs_again=rng.random() < 0.2)
+    rng = random.Random(seed + 13_000_000_021)
+    return Schedule(setup, (*faults, *_draw_drains(rng)) if rng.random() < 0.12 else faults)
+
+
+def _draw_drains(rng: random.Random) -> list[Fault]:
+    """One node is drained, or several at about the same time."""
+    at_s, count = round(rng.uniform(5, 120), 2), rng.choice((1, 1, 2, 3))
+    lasts_s = rng.choice((30.0, 150.0, 400.0))
+    flag = rng.choice((0, 0, 1))
+    return [Fault("node_drained", at_s + index * 0.5, "", 1, rng.randrange(6), lasts_s, flag) for index in range(count)]
 
 
 def _draw_cancelled_stop(rng: random.Random) -> tuple[Fault, Fault]:

@@ -227,9 +227,8 @@ class Slurm:
         world = self._world
         world.boosters.end_all(0.0)  # the base job comes before them
         setup = world.setup
-        free = [
-            name for name, host in world.hosts.items() if host.is_up and host.has_slurmd and name not in self._excluded
-        ]
+        hosts = [host for host in world.hosts.values() if host.is_up and host.has_slurmd and not host.is_drained]
+        free = [host.name for host in hosts if host.name not in self._excluded]
         if self.gives_same:
             free.sort(key=lambda name: name not in world.job_nodes)
         wanted = setup.nodes + setup.spares

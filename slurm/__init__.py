@@ -5,6 +5,7 @@ batch_script.py  writes batch scripts; the variables that override them
 client.py       Slurm's commands as methods
 records.py      jobs, nodes and partitions as Slurm prints them
 qos.py          qualities of service
+hyperpod.py     the orders in a node's reason that HyperPod carries out
 limits.py       limits for which a job waits
 preemption.py   which jobs Slurm preempts for others
 hostlist.py     expands n[1-4] and compresses names

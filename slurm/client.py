@@ -16,7 +16,19 @@ from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.limits import COLUMNS
 from slurm.qos import FORMAT, Qos
-from slurm.records import QUEUE_FORMAT, Job, NamedJob, Node, Partition, QueuedJob, T, read_all, state_below
+from slurm.records import (
+    DRAINED_FORMAT,
+    QUEUE_FORMAT,
+    DrainedNode,
+    Job,
+    NamedJob,
+    Node,
+    Partition,
+    QueuedJob,
+    T,
+    read_all,
+    state_below,
+)
 from slurm.topology import Topology
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -120,6 +132,16 @@ class Slurm:
     def node(self, name: str) -> Node:
         """A node by its name. `nodes` costs the controller more on a large cluster."""
         return Node.parse(self._scontrol("show", "node", "--oneliner", name))
+
+    def drained(self, names: Iterable[str]) -> dict[str, DrainedNode]:
+        """The nodes, of the given ones, that are drained or set to FAIL, by name.
+
+        One request, which costs the controller the same for any number of nodes. sinfo has a line for each partition of
+        a node.
+        """
+        argv = ["sinfo", "--noheader", "--all", "--Node", "--states=drain,fail", f"--nodes={compress(names)}"]
+        lines = self._run([*argv, f"--format={DRAINED_FORMAT}"], env=self._env).stdout.splitlines()
+        return {row.name: row for row in map(DrainedNode.parse, lines) if row is not None}
 
     def slurmd_port(self) -> int:
         """The port on which slurmd listens, on nodes without a port of their own."""
@@ -230,6 +252,19 @@ class Slurm:
         requeue, while the old nodes are still completing (seen on 22.05).
         """
         self._scontrol("update", f"JobId={job_id}", f"ExcNodeList={compress(nodes)}")
+
+    def shrink(self, job_id: JobId, nodes: Iterable[str]) -> None:
+        """Leave only these nodes to a running job. Its tasks on the others are killed, and its steps go on.
+
+        Slurm refuses it for the node of the batch script. Inside the job, scontrol would write slurm_job_N_resize.sh
+        into the working directory, for scripts that use the variables of the old size.
+        """
+        outside = {
+            name: value
+            for name, value in (os.environ if self._env is None else self._env).items()
+            if name not in ("SLURM_JOB_ID", "SLURM_JOBID")
+        }
+        self._run(["scontrol", "update", f"JobId={job_id}", f"NodeList={compress(nodes)}"], env=outside)
 
     def drain(self, node: str, reason: str) -> None:
         """Drain a node. Needs an operator's rights.

@@ -47,6 +47,7 @@ _ENDED = frozenset(
 _QUEUE_COLUMNS = ("JobArrayID", "UserID", "State", "Reason", "NumNodes", "STDOUT", "WorkDir")
 _SEPARATOR = "\x1f"
 QUEUE_FORMAT = ",".join(f"{column}:{_SEPARATOR}" for column in _QUEUE_COLUMNS)  # squeue's --Format for a QueuedJob
+DRAINED_FORMAT = "%N|%u|%E"  # sinfo's --format for a DrainedNode; the reason may have the separator
 
 
 class RecordError(SlurmError):
@@ -309,6 +310,29 @@ class Node:
             port=fields.number("Port", 0) or None,
             slurmd_started=fields.optional("SlurmdStartTime"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainedNode:
+    """A node that gets no new job, because it is drained or set to FAIL.
+
+    Attributes:
+        user: who has done that.
+        reason: why; "" if none was given.
+    """
+
+    name: str
+    user: str
+    reason: str
+
+    @classmethod
+    def parse(cls, row: str) -> DrainedNode | None:
+        """Reads a row of sinfo with the columns of DRAINED_FORMAT; None if it is not one."""
+        fields = row.rstrip().split("|", 2)
+        if len(fields) != 3 or not fields[0]:
+            return None
+        name, user, reason = fields
+        return cls(name=name, user=user, reason="" if reason == "none" else reason)
 
 
 @dataclass(frozen=True, kw_only=True)

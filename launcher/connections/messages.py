@@ -21,6 +21,9 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "free for the next rendezvous.",
         attempt=int | None, step=int | None, slowest=int | None, activity=int, rank_ended=bool, warm=bool, port=int),
     "network": message("NCCL does not use the node's fabric.", attempt=int, problem=str, required=bool),
+    "incident": message(
+        "On change, and to each supervisor. `reason`: what the node's health checks have found critical; null: nothing "
+        "any more.", reason=str | None),
     "problem": message("Shown to users.", attempt=int, what=str),
     "started": message("The workers are running.", attempt=int, pids=list),
     "first_step": message("The first step boundary beyond the restored step.", attempt=int, step=int, time=float),
@@ -41,7 +44,11 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "A rank wrote a line that `log_rules` names. `action`: what follows; null: nothing.",
         attempt=int, rank=int, rule=str, line=str, action=str | None),
     "killed": message(
-        "All processes of the attempt have ended, except the pids in `left`.", attempt=int, step=int | None, left=list),
+        "All processes of the attempt have ended, except the pids in `left`. `held`: the memory on the node's GPUs "
+        "that is still not free; \"\" if all is.", attempt=int, step=int | None, left=list, held=str),
+    "gpu_memory": message(
+        "The processes of the attempt have ended, and memory on the node's GPUs is not free yet: `killed` comes when "
+        "it is, or after `wait_s` seconds.", attempt=int, held=str, wait_s=float),
     "stacks": message(
         "The position of each worker: rank, state, boundary, frames. The files are written.", attempt=int, ranks=list),
     "signal": message("The runner received this signal. Sent to each supervisor, before `ended`.", name=str),

@@ -20,7 +20,9 @@ from launcher.core.inputs import (
     FirstStep,
     Input,
     LogRuleMet,
+    MemoryHeld,
     NodeBroken,
+    NodeIncident,
     NodeJoined,
     Progress,
     Reported,
@@ -216,10 +218,14 @@ def _free(fields: Mapping[str, Any]) -> dict[str, Any]:
 _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     "hello": _hello,
     "broken": lambda node, m: NodeBroken(node=node, reason=str(m["reason"]), is_environment=bool(m["environment"])),
+    "incident": lambda node, m: NodeIncident(node=node, reason=m["reason"]),
     "signal": lambda node, m: Terminated(node=node),
     "started": lambda node, m: WorkersStarted(node=node, attempt=m["attempt"]),
     "ended": _ended,
-    "killed": lambda node, m: WorkersKilled(node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"])),
+    "killed": lambda node, m: WorkersKilled(
+        node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"]), held=m["held"]
+    ),
+    "gpu_memory": lambda node, m: MemoryHeld(node=node, attempt=m["attempt"], held=m["held"], wait_s=m["wait_s"]),
     "first_step": lambda node, m: FirstStep(node=node, attempt=m["attempt"], step=m["step"], time_s=m["time"]),
     "network": lambda node, m: FabricMissed(
         node=node, attempt=m["attempt"], problem=str(m["problem"]), is_required=bool(m["required"])

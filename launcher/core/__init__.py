@@ -17,6 +17,7 @@
     choice      chooses the nodes of the next attempt, and its holders
     boosters    allocations in addition to the base, which may be preempted
     resize      grows and shrinks the job
+    departure   leaves nodes before they fail; marks: which, and why
     outcomes    how attempts and jobs end, with the exit codes; stop_reasons, rungs: why they stop, how they begin
     recovery    the recovery ladder: after a fault, the lowest rung that serves
     hang        detects hangs, and finds the rank at fault

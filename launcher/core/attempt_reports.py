@@ -12,6 +12,7 @@ from launcher.core.inputs import (
     FabricMissed,
     FirstStep,
     LogRuleMet,
+    MemoryHeld,
     NodeBroken,
     NodeJoined,
     NodeLost,
@@ -106,10 +107,28 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
     if given.left:
         left = list(given.left)
         turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
+    elif given.held:
+        turn.put_out(
+            given.node, f"{given.held} not freed after its workers ended; reset the GPU (nvidia-smi -r) or reboot"
+        )
     turn.see_step(given.step)
     killed = turn.attempt.killed
     if given.node in turn.attempt.nodes and given.node not in killed:
         turn.attempt = replace(turn.attempt, killed=killed.insert(given.node))
+
+
+def on_memory_held(turn: Turn, given: MemoryHeld) -> None:
+    """Waits, because the next attempt's workers would run out of memory. At the job's end nobody does."""
+    attempt = turn.attempt
+    if attempt.phase is not AttemptPhase.KILLING or given.node not in attempt.nodes:
+        return
+    if attempt.is_last:
+        turn.attempt = replace(turn.attempt, killed=attempt.killed.insert(given.node))
+        return
+    until_s = max(attempt.memory_s or 0.0, turn.now_s + given.wait_s)
+    turn.attempt = replace(turn.attempt, memory_s=until_s)
+    what = f"ended workers still hold memory on {given.node}: the next attempt waits up to {given.wait_s:g} s for it"
+    turn.record("problem", attempt=attempt.number, node=given.node, what=what, detail=given.held)
 
 
 def on_progress(turn: Turn, given: Progress) -> None:

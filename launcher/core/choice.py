@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.core import boosters
-from launcher.core.members import Choice, Phase, is_usable
+from launcher.core.members import Choice, Phase, choose, is_usable
 from launcher.core.rungs import Rung
 from launcher.core.state import JobFacts
 from launcher.core.turn import Turn
@@ -58,6 +58,17 @@ def size(turn: Turn) -> int:
     nodes = candidates(turn)
     usable = sum(is_usable(turn.member(node)) for node in nodes)
     return next((size for size in sizes(turn, nodes) if size <= usable), 0)
+
+
+def best(turn: Turn) -> Choice | None:
+    """The nodes of an attempt that began now; None if there are too few.
+
+    Nodes that are to be left, and nodes on which attempts failed repeatedly, train only if there are too few others.
+    """
+    state = turn.state
+    nodes, history = candidates(turn), state.history
+    avoid = history.gains.suspects | state.marks.nodes | frozenset(history.leaving)
+    return choose(nodes, state.members, state.positions, sizes(turn, nodes), state.job.network, avoid)
 
 
 def rung_of(rung: Rung | None, before: tuple[str, ...], chosen: Choice) -> Rung:

@@ -220,6 +220,13 @@ class EndAllocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GiveBack:
+    """Returns a node of the base, which the job has left, to the scheduler. The job may keep it where that fails."""
+
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AskWhyTerminated:
     """Asks for the meaning of a SIGTERM. Answered by TerminationExplained."""
 
@@ -285,6 +292,7 @@ Command = (
     | AskUnusable
     | AskAllocation
     | EndAllocation
+    | GiveBack
     | AskWhyTerminated
     | AskTimeLeft
     | ProbeFolder

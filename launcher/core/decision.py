@@ -10,6 +10,7 @@ from launcher.core import (
     attempt,
     attempt_reports,
     boosters,
+    departure,
     ending,
     launch,
     nodes,
@@ -114,6 +115,7 @@ def _finished(turn: Turn) -> tuple[State, tuple[Command, ...]]:
         launch.give_up_late(turn)
         boosters.advance(turn)
         resize.advance(turn)
+        departure.advance(turn)
         _STAGES[turn.state.stage](turn)
         nodes.call_the_roll(turn)
     if turn.state.stage is Stage.ENDED:
@@ -177,6 +179,8 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.NodeWarm: nodes.on_node_warm,
     given_.NodeLost: nodes.on_node_lost,
     given_.NodeBroken: nodes.on_node_broken,
+    given_.NodesDrained: departure.on_drained,
+    given_.NodeIncident: departure.on_incident,
     given_.IsolationChanged: nodes.on_isolation,
     given_.StoodStill: nodes.on_stood_still,
     given_.LaunchEnded: launch.on_ended,
@@ -184,6 +188,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.WorkersEnded: attempt_reports.on_workers_ended,
     given_.WorkersKilled: attempt_reports.on_workers_killed,
     given_.LogRuleMet: attempt_reports.on_log_rule,
+    given_.MemoryHeld: attempt_reports.on_memory_held,
     given_.Progress: attempt_reports.on_progress,
     given_.FirstStep: attempt_reports.on_first_step,
     given_.FabricMissed: attempt_reports.on_fabric_missed,

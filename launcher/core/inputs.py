@@ -76,6 +76,29 @@ class NodeBroken:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodesDrained:
+    """The nodes of the job that the scheduler drains or is to replace. Sent when they change.
+
+    Attributes:
+        reasons: why, in words. Nodes that are missing here are not drained any more.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeIncident:
+    """The last health check on a node has found something critical. Sent when this changes.
+
+    Attributes:
+        reason: what it has found; None: nothing any more.
+    """
+
+    node: str
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationChanged:
     """Most nodes are silent at once, so this node may be the one that is cut off; or this has ended."""
 
@@ -156,12 +179,29 @@ class WorkersKilled:
 
     Attributes:
         left: processes that could not be killed.
+        held: the memory on the node's GPUs that was not freed in time; "" if all was.
     """
 
     node: str
     attempt: int
     step: int | None = None
     left: tuple[int, ...] = ()
+    held: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryHeld:
+    """A node has ended all processes of an attempt, and memory on its GPUs is not free yet. WorkersKilled follows.
+
+    Attributes:
+        held: the GPUs, with the memory and the processes.
+        wait_s: for how long the node waits.
+    """
+
+    node: str
+    attempt: int
+    held: str
+    wait_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,6 +520,8 @@ Input = (
     | NodeWarm
     | NodeLost
     | NodeBroken
+    | NodesDrained
+    | NodeIncident
     | IsolationChanged
     | StoodStill
     | LaunchEnded
@@ -487,6 +529,7 @@ Input = (
     | WorkersEnded
     | WorkersKilled
     | LogRuleMet
+    | MemoryHeld
     | Progress
     | FirstStep
     | FabricMissed

@@ -93,7 +93,7 @@ def has_left(turn: Turn, given: given_.WorkersKilled) -> bool:
     member = turn.member(given.node)
     if member.phase is not Phase.RETURNING or member.ending != given.attempt:
         return False
-    if given.left:
+    if given.left or given.held:
         _refuse(turn, given.node)
     elif member.is_judged:
         turn.take_back(given.node)

@@ -15,6 +15,7 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.gains import Event, Gains, after_fault
+from launcher.core.marks import Cause
 from launcher.core.outcomes import AttemptOutcome
 from launcher.core.stop_reasons import StopReason
 
@@ -33,11 +34,25 @@ class NodeOut:
     Attributes:
         is_lost: whether the only reason is that it was not reached.
         is_environment: whether the job's Python cannot be loaded there. It is out until the job's next start.
+        is_drained: whether the job has left it because it was drained. The next start has it if the scheduler gives it.
     """
 
     reason: str
     is_lost: bool = False
     is_environment: bool = False
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLeaving:
+    """A node that a spare replaces before it fails, according to the events.
+
+    Attributes:
+        cause: a value of `marks.Cause`.
+    """
+
+    cause: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +112,7 @@ class History:
     Attributes:
         has_checkpoint: whether committed steps show the progress of the job's script.
         out: nodes that are out.
+        leaving: nodes that are being left, and are not out yet.
         runners: nodes whose runners have connected since the job's last start.
         first_attempt, next_attempt: the numbers of the run's first attempt, and of the next one.
         attempt: the last attempt since the job's last start; None if there is none.
@@ -114,6 +130,7 @@ class History:
 
     has_checkpoint: bool = True
     out: HashTrieMap[str, NodeOut] = field(default_factory=HashTrieMap)
+    leaving: HashTrieMap[str, NodeLeaving] = field(default_factory=HashTrieMap)
     runners: HashTrieSet[str] = field(default_factory=HashTrieSet)
     first_attempt: int = 0
     next_attempt: int = 0
@@ -169,11 +186,11 @@ def _job_start(history: History, event: Event) -> History:
     history = judged(history)
     out = history.out
     for node, why in out.items():
-        if why.is_environment:  # the job's Python may be repaired
+        if why.is_environment or why.is_drained:  # the job's Python may be repaired, and the node in service again
             out = out.discard(node)
     gains = replace(history.gains, agentless=0)
     history = replace(history, out=out, runners=HashTrieSet(), attempt=None, gains=gains, boosters=(), holders=())
-    return replace(history, stop=None, is_halt=False, is_cancelled=False)
+    return replace(history, leaving=HashTrieMap(), stop=None, is_halt=False, is_cancelled=False)
 
 
 def _job_end(history: History, event: Event) -> History:
@@ -230,7 +247,11 @@ def _booster_asked(history: History, event: Event) -> History:
 
 
 def _leaving(history: History, event: Event) -> History:
-    return _of_booster(history, event, is_leaving=True)
+    if event.get("allocation") is not None:
+        return _of_booster(history, event, is_leaving=True)
+    why = NodeLeaving(cause=event.get("cause") or "", reason=event.get("reason") or "no reason given")
+    history = replace(history, leaving=history.leaving.insert(event["node"], why))
+    return _of_attempt(history, event, is_resizing=True)
 
 
 def _booster_end(history: History, event: Event) -> History:
@@ -258,8 +279,9 @@ def _node_out(history: History, event: Event) -> History:
         reason=event.get("reason") or "no reason given",
         is_lost=bool(event.get("lost")),
         is_environment=bool(event.get("environment")),
+        is_drained=event.get("cause") == Cause.DRAINED.value,
     )
-    history = replace(history, out=history.out.insert(node, out))
+    history = replace(history, out=history.out.insert(node, out), leaving=history.leaving.discard(node))
     if not out.is_lost:  # its runner is told to remove its memory
         return _without_memory(history, node)
     return replace(history, holders=_without(history.holders, node))

@@ -175,7 +175,8 @@ def begin_requeue(turn: Turn) -> None:
     if turn.state.requeue in (RequeuePhase.NONE, RequeuePhase.REFUSED):
         turn.state = replace(turn.state, requeue=RequeuePhase.ASKED)
         turn.take_all_back("all runners were lost at once: the next start may have their nodes")
-        turn.do(Requeue(exclude=tuple(node for node, _ in sorted(turn.state.history.out.items()))))
+        out = sorted(turn.state.history.out.items())
+        turn.do(Requeue(exclude=tuple(node for node, why in out if not why.is_drained)))  # nor does Slurm give those
 
 
 def on_requeued(turn: Turn, given: Requeued) -> None:

@@ -162,11 +162,11 @@ def _settle(turn: Turn) -> None:
             turn.state = replace(turn.state, resize=Resize())
     elif state.resize.since_s is None or state.resize.seen != seen:
         turn.state = replace(turn.state, resize=Resize(seen=seen, since_s=turn.now_s))
-    elif _may_grow(turn) and turn.due(state.resize.since_s + state.job.elastic.scaling_timeout_s):
+    elif may_make_way(turn) and turn.due(state.resize.since_s + state.job.elastic.scaling_timeout_s):
         _ask(turn, "more nodes are there", to=size)
 
 
-def _may_grow(turn: Turn) -> bool:
+def may_make_way(turn: Turn) -> bool:
     """False until the attempt has more progress than the last one, and while it could not be saved."""
     state, attempt = turn.state, turn.attempt
     if state.holders or (state.job.has_checkpoint and not agent_world.is_whole(turn)):
@@ -179,9 +179,14 @@ def _ask(turn: Turn, reason: str, *, to: int) -> None:
     if turn.state.requests.stop is not None or turn.state.requests.is_cancelled:
         return
     attempt = turn.attempt
+    turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
+    make_way(turn)
+
+
+def make_way(turn: Turn) -> None:
+    """The attempt ends so that one on other nodes can begin. The event that says so was recorded just before."""
     turn.requests = replace(turn.requests, stop=StopReason.RESIZE, stop_s=turn.now_s)
     turn.state = replace(turn.state, resize=Resize())
-    turn.record("resize", attempt=attempt.number, size=len(attempt.nodes), to=to, reason=reason)
     turn.settle()
 
 

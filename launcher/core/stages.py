@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, choice, ending, launch, nodes, recovery, requests, resize
+from launcher.core import attempt, choice, departure, ending, launch, nodes, recovery, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -15,7 +15,7 @@ from launcher.core.commands import (
 )
 from launcher.core.faults import LOSSES_S, Fault, FaultKind
 from launcher.core.frozen import replace
-from launcher.core.members import Phase, choose, is_usable
+from launcher.core.members import Phase, is_usable
 from launcher.core.outcomes import AttemptOutcome, JobOutcome
 from launcher.core.rungs import Rung
 from launcher.core.state import Resize, Sigterm, Stage
@@ -225,8 +225,7 @@ def _choose(turn: Turn) -> None:
     state = turn.state
     job, before = state.job, state.positions
     suspects = state.history.gains.suspects
-    nodes = choice.candidates(turn)
-    chosen = choose(nodes, state.members, before, choice.sizes(turn, nodes), job.network, suspects)
+    nodes, chosen = choice.candidates(turn), choice.best(turn)
     if chosen is None:
         out = state.members.out()
         why = ", ".join(f"{node} ({reason})" for node, reason in out.items())
@@ -240,12 +239,13 @@ def _choose(turn: Turn) -> None:
         if node in suspects and node not in chosen.nodes and node in nodes and is_usable(state.members[node]):
             what = "attempts failed on it again and again: a spare takes its place"
             turn.record("problem", node=node, what=what)
+    departure.on_choice(turn, chosen.nodes)
     rung = choice.rung_of(state.rung, before, chosen)
     turn.state = replace(
         turn.state, positions=chosen.nodes, holders=choice.holders(turn, chosen.nodes), fault=None, resize=Resize()
     )
-    members = turn.state.members
-    spares = [node for node in nodes if node not in chosen.nodes and is_usable(members[node])]
+    members, gone = turn.state.members, {*chosen.nodes, *turn.state.history.leaving}
+    spares = [node for node in nodes if node not in gone and is_usable(members[node])]
     attempt.begin(turn, chosen.nodes, rung, spares)
     turn.enter(Stage.ATTEMPT)
 

@@ -14,6 +14,7 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import Fault
 from launcher.core.hang import Hang, RankStack
 from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
+from launcher.core.marks import Marks
 from launcher.core.members import Members, Network
 from launcher.core.outcomes import AttemptOutcome, JobOutcome
 from launcher.core.replay import History
@@ -252,6 +253,7 @@ class Attempt:
         stop_sent: the reason of the stop that the workers were asked for; None if they were not.
         is_stopped: whether workers that ended with 0 had been asked to, by a supervisor or by Slurm.
         others_s: time since which only the predecessor's node has not returned.
+        memory_s: time until which nodes wait for memory on their GPUs; None: none does.
     """
 
     number: int
@@ -282,6 +284,7 @@ class Attempt:
     stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
     others_s: float | None = None
+    memory_s: float | None = None
 
     @property
     def is_running(self) -> bool:
@@ -463,6 +466,7 @@ class State:
         positions: the nodes chosen last, in node-rank order.
         holders: nodes that serve their shards to the attempt and do not train.
         boosters: the allocations in addition to the base, in the order of their requests.
+        marks: the nodes to leave before they fail.
         look: the possible sizes, as last computed.
         tended: the part of the state in which boosters were last looked after.
         attempt: the running or the last attempt.
@@ -496,6 +500,7 @@ class State:
     boosters: tuple[Booster, ...] = ()
     asking: Asking = field(default_factory=Asking)
     resize: Resize = field(default_factory=Resize)
+    marks: Marks = field(default_factory=Marks)
     look: Look | None = field(default=None, compare=False)
     tended: Tended | None = field(default=None, compare=False)
     attempt: Attempt | None = None

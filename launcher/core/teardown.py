@@ -75,7 +75,7 @@ def _confirm_deadline_s(turn: Turn) -> float | None:
     state = turn.state
     if state.is_isolated:
         return None
-    deadline_s = turn.attempt.phase_s + KILL_CONFIRM_S
+    deadline_s = max(turn.attempt.phase_s, turn.attempt.memory_s or 0.0) + KILL_CONFIRM_S
     return deadline_s if state.stood_still_s is None else max(deadline_s, state.stood_still_s + RECONNECT_S)
 
 

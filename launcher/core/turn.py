@@ -148,8 +148,12 @@ class Turn:
         if step > (state.step if state.step is not None else -1):
             self.state = replace(self.state, step=step)
 
-    def put_out(self, node: str, reason: str, *, is_environment: bool = False) -> None:
-        """Excludes a node from the job for the rest of its life."""
+    def put_out(self, node: str, reason: str, *, is_environment: bool = False, cause: str | None = None) -> None:
+        """Excludes a node from the job for the rest of its life.
+
+        Args:
+            cause: why the job has left it, if it has not failed.
+        """
         member = self.member(node)
         if member.phase in (Phase.OUT, Phase.RETURNING):
             environment = member.is_environment or is_environment
@@ -160,7 +164,7 @@ class Turn:
             self.put_member(
                 node, replace(self.member(node), phase=Phase.OUT, reason=reason, is_environment=is_environment)
             )
-            self.record("node_out", node=node, reason=reason, environment=is_environment or None)
+            self.record("node_out", node=node, reason=reason, environment=is_environment or None, cause=cause)
         self._let_go(node)
         is_base = self.booster(member.allocation) is None
         self.do(Dismiss(node=node, forget=True, allocation="" if is_base else member.allocation))

@@ -80,9 +80,16 @@ EVENTS: Mapping[str, EventKind] = {
     "node_ready": _kind(
         "A node's runner has connected; once more when torch is loaded.", "node", warm=FLAG, allocation=TEXT
     ),
-    "node_out": _kind("A node no longer trains.", "node", reason=TEXT, environment=FLAG, lost=FLAG),
+    "node_out": _kind(
+        "A node no longer trains. `cause`: why the job has left it before it failed, as in `node_leaving`.", "node",
+        reason=TEXT, environment=FLAG, lost=FLAG, cause=TEXT,
+    ),
     "node_back": _kind("A node that was temporarily out of reach is a spare again.", "node", allocation=TEXT),
-    "node_leaving": _kind("Slurm takes a booster's node back.", "node allocation", allocation=TEXT, reason=TEXT),
+    "node_leaving": _kind(
+        "A node is about to leave the job: Slurm takes a booster's node back (`allocation`), or a spare takes the "
+        "node's position before it fails. `cause`: drained, incident or slow.", "node",
+        allocation=TEXT, cause=TEXT, reason=TEXT,
+    ),
     "booster_asked": _kind("A booster was submitted.", "allocation nodes", allocation=TEXT, nodes=COUNT),
     "booster_waits": _kind("A booster waits in the queue.", "allocation", allocation=TEXT, reason=TEXT),
     "booster_leaving": _kind("A booster that has no node yet is given up.", "allocation", allocation=TEXT, reason=TEXT),

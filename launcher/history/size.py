@@ -204,9 +204,11 @@ class Size:
             self.boosters[allocation] = replace(booster, out=booster.out - {event["node"]})
 
     def _on_node_leaving(self, event: Event) -> None:
-        self._change(event, event["allocation"], state="leaving", reason=event.get("reason") or "preempted")
+        if event.get("allocation") is not None:  # else a spare replaces it
+            self._on_booster_leaving(event)
 
-    _on_booster_leaving = _on_node_leaving
+    def _on_booster_leaving(self, event: Event) -> None:
+        self._change(event, event["allocation"], state="leaving", reason=event.get("reason") or "preempted")
 
     def _on_booster_end(self, event: Event) -> None:
         booster = self.boosters.pop(event["allocation"], None)

@@ -385,6 +385,10 @@ class StatusFold:
     def _on_resize(self, event: Event) -> None:
         self._set(state="resizing", reason=f"{event.get('size')} to {event.get('to')} nodes: {event.get('reason')}")
 
+    def _on_node_leaving(self, event: Event) -> None:
+        if event.get("allocation") is None and event.get("attempt") is not None:
+            self._set(state="resizing", reason=f"a spare takes the place of {event['node']}: {event.get('reason')}")
+
     def _on_node_out(self, event: Event) -> None:
         node = str(event.get("node"))
         self._set(

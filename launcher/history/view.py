@@ -153,6 +153,8 @@ def describe(event: Event) -> str:
         case "backoff":
             return f"{event.get('seconds')} s until the next attempt, because no new step was finished{because}"
         case "node_out":
+            if event.get("cause") is not None:
+                return f"{node} has left the job{because}"
             return f"{node} is {'lost' if event.get('lost') else 'out for the rest of the job'}{because}"
         case "node_back":
             if event.get("allocation"):
@@ -171,6 +173,8 @@ def describe(event: Event) -> str:
         case "booster_end":
             return f"booster {event.get('allocation')} has ended{because}"
         case "node_leaving":
+            if event.get("allocation") is None:
+                return f"{node} is being left, a spare takes its place{because}"
             return f"{node} leaves with booster {event.get('allocation')}{because}"
         case "holders_released":
             return f"released: {' '.join(event.get('nodes') or ())}; the job no longer needs their memory"

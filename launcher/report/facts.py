@@ -360,7 +360,8 @@ class FactsFold:
 
     def _on_node_leaving(self, event: Event) -> None:
         self._node(event["node"]).state = "left"
-        self._booster(event, reason=event.get("reason") or "")
+        if event.get("allocation") is not None:
+            self._booster(event, reason=event.get("reason") or "")
 
     def _on_attempt_start(self, event: Event) -> None:
         self._agents_lost = False

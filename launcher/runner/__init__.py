@@ -18,6 +18,7 @@
     script.py      inside a worker: runs the user's script as `python script.py` would, a module, or a command
     extensions.py  torch's C++ extensions on this node, and the locks that killed workers leave
     memory.py      the node's memory directory, and those left by ended jobs
+    gpu_memory.py  memory on the node's GPUs that ended workers still hold
     network.py     finds which network NCCL uses in the workers
     activity.py    detects whether the workers do anything
     stacks.py      stack dumps of hung workers

@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from launcher.runner.activity import Activity
 from launcher.runner.agent_template import AgentTemplate
 from launcher.runner.config import RunnerConfig
 from launcher.runner.extensions import own_directory
+from launcher.runner.gpu_memory import GpuMemory
 from launcher.runner.learned import path_of
 from launcher.runner.log_watch import LogWatch
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _COMPILER = "torch._inductor.compile_fx"  # takes seconds, which would be the first step's
 KILL_TIMEOUT_S = 2.0
+GPU_MEMORY_S = 30.0  # for the driver to free the memory of ended workers
+_GPU_MEMORY_POLL_S = 0.25
 _RENDEZVOUS_TIMEOUT_S = 120
 
 
@@ -76,6 +80,8 @@ class NodeAttempt:
         self._activity = Activity()
         self._log_watch = LogWatch()
         self._node_watch = NodeWatch()
+        self._gpu_memory: GpuMemory | None = None  # None without GPUs
+        self._gpus: Sequence[str] = ()  # of the attempt
         self._handler_told = False
         self._terminated = False  # whether the workers have received a SIGTERM
         self._is_stopped = False  # whether the workers were asked to stop
@@ -91,10 +97,15 @@ class NodeAttempt:
         else:
             learned = path_of(_program(spec), os.environ | spec.env) if _learns(spec) else None
             workers = self._workers.run(await asyncio.to_thread(_preload, spec), spec.env, learned)
-        if spec is None or spec.checkpoint is None:
-            await workers
-        else:
-            await asyncio.gather(workers, self._template.run())
+        beside = [] if spec is None or spec.checkpoint is None else [self._template.run()]
+        if (
+            spec is not None
+            and gpus.count(spec.gpus_per_node)
+            and (names := self._config.machine_gpus or gpus.visible())
+        ):
+            self._gpu_memory = GpuMemory(names)
+            beside.append(self._gpu_memory.learn())
+        await asyncio.gather(workers, *beside)
 
     def start(self, spec: JobSpec, message: Message) -> None:
         """Begins an attempt, given the supervisor's `start`. The previous attempt must have ended."""
@@ -106,9 +117,10 @@ class NodeAttempt:
         log_dir = self._log_dir(attempt)
         nodes = list(expand(message["nodes"]))
         env = worker_environment(spec, self._config, attempt, nodes)
+        self._gpus = gpus.visible()
         if self._config.machine_gpus is not None:
-            share = gpus.share(self._config.machine_gpus, spec.gpus_per_node, message["node_rank"])
-            env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(share))
+            self._gpus = gpus.share(self._config.machine_gpus, spec.gpus_per_node, message["node_rank"])
+            env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(self._gpus))
         pattern = nccl_log_pattern(log_dir, self._config.node)
         fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
@@ -251,7 +263,24 @@ class NodeAttempt:
             is_current = attempt == self.number
             left = await self._end(attempt + 1, 0) if is_current else []
             step = self.final_step if is_current else None
-        self._send({"op": "killed", "attempt": attempt, "step": step, "left": left})
+        held = await self._await_gpu_memory(attempt) if is_current and not left else ""
+        self._send({"op": "killed", "attempt": attempt, "step": step, "left": left, "held": held})
+
+    async def _await_gpu_memory(self, attempt: int) -> str:
+        """Waits until ended workers hold no memory on the node's GPUs. Returns what they hold after GPU_MEMORY_S.
+
+        Another supervisor may begin its attempt meanwhile, whose workers use memory again.
+        """
+        until_s, is_told = time.monotonic() + GPU_MEMORY_S, False
+        while self._gpu_memory is not None and self.number is None:
+            held = await self._gpu_memory.held(self._gpus)
+            if not held or time.monotonic() >= until_s:
+                return held
+            if not is_told:
+                self._send({"op": "gpu_memory", "attempt": attempt, "held": held, "wait_s": GPU_MEMORY_S})
+                is_told = True
+            await asyncio.sleep(_GPU_MEMORY_POLL_S)
+        return ""
 
     async def end(self, next_attempt: int | None = None, generation: int = 0) -> list[int]:
         """Ends the attempt's workers and the node's ckpt agents. Waits for an end that has begun, which would otherwise

@@ -41,7 +41,7 @@ from launcher.runner.memory import (
 from launcher.runner.report_log import ReportLog
 from launcher.runner.step_signals import WARNINGS
 from launcher.runner.watch import LOOK_S
-from lifecycle import Status, preflight
+from lifecycle import HealthWatch, Status, preflight
 from slurm import Slurm
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ HEARTBEAT_S = LOOK_S
 SUPERVISOR_SILENCE_S = 5.0  # then the connection counts as lost
 FENCE_S = 10.0
 LEAVE_S = 120.0
+HEALTH_LOOK_S = 5.0  # between two looks at the node's verdict
 
 _RECONNECT_S = 0.5
 _LOOK_S = 0.2
@@ -70,6 +71,7 @@ class Runner:
         self._secret_file = DiskRead(lambda: bytes.fromhex(secret.read_text()), secret)
         self._secret: bytes | None = None  # read once, because the file system may hang when a connection breaks
         self._report_log = ReportLog()
+        self._health = HealthWatch()
         self._attempt = NodeAttempt(config, self._send, self._beat)
         self._channel: Channel | None = None
         self._spec: JobSpec | None = None
@@ -90,6 +92,8 @@ class Runner:
             self._in_background(self._tidy())
         warm = asyncio.create_task(self._attempt.run(self._spec))
         looking = asyncio.create_task(self._look())
+        if self._config.parent_pid is None:  # the nodes of the local cluster are one machine
+            self._in_background(self._follow_health())
         heard_s = time.monotonic()
         try:
             while not self._leaving:
@@ -159,6 +163,8 @@ class Runner:
         self._channel = channel
         if self._broken is not None:
             self._send(self._broken)
+        if self._health.reason is not None:
+            self._report_health()
         self._report_sigterm()  # before "ended" of workers that it has stopped
         for report in self._report_log.messages():
             self._send(report)
@@ -246,6 +252,15 @@ class Runner:
         while True:
             await self._attempt.look()
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _follow_health(self) -> None:
+        while True:
+            if await asyncio.to_thread(self._health.look):
+                self._report_health()
+            await asyncio.sleep(HEALTH_LOOK_S)
+
+    def _report_health(self) -> None:
+        self._send({"op": "incident", "reason": self._health.reason})
 
     def _beat(self) -> None:
         attempt = self._attempt

@@ -4,6 +4,7 @@ cluster.py        the interface
 slurm.py          inside a Slurm job: one srun step for the runners, one per attempt for the agents
 boosters.py       submits, observes and ends the boosters, which are further Slurm jobs of a run
 booster.py        the program of a booster's batch script: starts a runner on each of its nodes
+drained.py        why Slurm drains a node, in words
 srun_log.py       reads from srun's log on which nodes it could not start its tasks
 local.py          nodes as process groups on this machine; kill_node() kills one
 mpirun.py         finds mpirun

@@ -171,6 +171,23 @@ class Cluster(Protocol):
             SlurmError: the scheduler does not answer, so the state of the nodes is not known.
         """
 
+    def drained(self, nodes: Collection[str]) -> dict[str, str]:
+        """The nodes, of the given ones, that get no new job because somebody wants them, with the reasons in words.
+
+        One request to the scheduler. Blocks.
+
+        Raises:
+            SlurmError: the scheduler does not answer.
+        """
+
+    def give_back(self, node: str) -> None:
+        """Return a node of the base to the scheduler. What still runs there is killed. Blocks.
+
+        Raises:
+            LauncherError: the job cannot be without it.
+            SlurmError: the scheduler refuses or does not answer.
+        """
+
     def requeue(self, exclude: Collection[str] = ()) -> None:
         """Have the scheduler end this job and start it again.
 

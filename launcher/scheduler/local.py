@@ -137,6 +137,12 @@ class LocalCluster:
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
         return {}
 
+    def drained(self, nodes: Collection[str]) -> dict[str, str]:
+        return {}
+
+    def give_back(self, node: str) -> None:
+        """Does nothing: nobody else wants this machine's processes."""
+
     def time_left_s(self) -> float | None:
         return None
 

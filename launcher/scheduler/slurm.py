@@ -41,6 +41,7 @@ from launcher.runner.memory import is_looked_after, memory_of, removal, remove_m
 from launcher.scheduler.boosters import SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
 from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
+from launcher.scheduler.drained import in_words
 from launcher.scheduler.mpirun import find_mpirun, remove_remains
 from launcher.scheduler.srun_log import Launches
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
@@ -273,6 +274,20 @@ class SlurmCluster:
             # is not available".
             raise SlurmError(f"slurmctld started {up_s:.0f} s ago, and creates no step before its nodes register")
         return found, unreached
+
+    def drained(self, nodes: Collection[str]) -> dict[str, str]:
+        found = self._slurm.drained(nodes) if nodes else {}
+        return {name: in_words(node) for name, node in found.items() if name in nodes}
+
+    def give_back(self, node: str) -> None:
+        """A requeue asks for as many nodes as before (seen on 22.05)."""
+        job = self._insist(lambda: self._slurm.job(self._reference))
+        if job is None or node not in job.nodes:
+            return
+        if node == job.batch_host:
+            raise LauncherError("the job's batch script runs there")
+        left = [other for other in job.nodes if other != node]
+        self._insist(lambda: self._slurm.shrink(self._reference, left))
 
     def requeue(self, exclude: Collection[str] = ()) -> None:
         self._out_of_use = exclude

@@ -11,6 +11,7 @@
     standby.py          takes over from a supervisor that is lost
     recorder.py         writes the events, in a thread
     allocations.py      the run's boosters
+    drains.py           which nodes the scheduler drains
     folder.py           the job's folder and the supervisor's log
 
 Public names: supervise, Outcome.

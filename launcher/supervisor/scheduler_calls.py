@@ -28,6 +28,7 @@ class SchedulerCalls:
     def __init__(self, cluster: Cluster, bring_in: Callable[[Input], None]) -> None:
         self._cluster = cluster
         self._bring_in = bring_in
+        self._giving_back = asyncio.Lock()
 
     async def ask_unusable(self, command: do.AskUnusable) -> None:
         """Ask which of the nodes cannot be used, and why."""
@@ -39,6 +40,14 @@ class SchedulerCalls:
             error = str(failure)
         answer = inputs.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
         self._bring_in(answer)
+
+    async def give_back(self, node: str) -> None:
+        """Return a node to the scheduler, one after the other: each request names the nodes that stay."""
+        async with self._giving_back:
+            try:
+                await asyncio.to_thread(self._cluster.give_back, node)
+            except (LauncherError, SlurmError) as error:
+                log.warning("%s, which the job has left, stays in its allocation: %s", node, error)
 
     async def ask_why_terminated(self) -> None:
         """Ask why Slurm has sent a SIGTERM."""

@@ -37,6 +37,7 @@ from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
 from launcher.scheduler.cluster import Cluster
 from launcher.supervisor.allocations import Allocations, recorded
+from launcher.supervisor.drains import follow_drains
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts
 from launcher.supervisor.own_checkpoints import OwnCheckpoints
@@ -53,6 +54,8 @@ FOLDER_TIMEOUT_S = 600.0  # for writing the result at the job's end
 WRITE_AGAIN_S = 0.5
 PROGRESS_S = 0.25
 PUBLISH_S = 2.0
+LEAVE_S = 10.0  # for a runner to remove the job's memory on a node that the job has left
+LEFT_POLL_S = 0.2
 _NOT_LOGGED = ("time", "event", "term", "traceback", "sources")
 
 
@@ -166,6 +169,7 @@ class Supervisor:
         self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
+        self._spawn(follow_drains(self._cluster, lambda: self._links.nodes, self._inbox.put_nowait))
         self._spawn(self._report_progress())
         self._spawn(self._publish_steps())
         job = job_facts(
@@ -232,6 +236,14 @@ class Supervisor:
         for node in command.holders:
             self._links.send(node, hold)
         self._processes.start_agents(command)
+
+    async def _give_back(self, command: do.GiveBack) -> None:
+        """Return a node to the scheduler, which kills what still runs there: its runner removes the job's memory
+        before."""
+        until_s = time.monotonic() + LEAVE_S
+        while self._links.has(command.node) and time.monotonic() < until_s:
+            await asyncio.sleep(LEFT_POLL_S)
+        await self._scheduler.give_back(command.node)
 
     def _address(self, node: str) -> str:
         """The address at which other nodes reach a node. The batch host's runner may use a loopback address."""
@@ -440,6 +452,7 @@ class Supervisor:
         do.KillAgents: lambda self, _: self._processes.kill_agents(),
         do.LetGo: lambda self, _: self._cluster.let_go(),
         do.AskAllocation: lambda self, command: self._spawn(self._allocations.ask(command)),
+        do.GiveBack: lambda self, command: self._spawn(self._give_back(command)),
         do.EndAllocation: lambda self, command: self._spawn(self._allocations.end(command)),
         do.AskUnusable: lambda self, command: self._spawn(self._scheduler.ask_unusable(command)),
         do.AskWhyTerminated: lambda self, _: self._spawn(self._scheduler.ask_why_terminated()),

@@ -21,6 +21,7 @@ from lifecycle.heal.history import (
     LEFT,
     REBOOT,
     REPAIRED,
+    REPLACE,
     RETURNED,
     Case,
     HealEvent,
@@ -28,7 +29,7 @@ from lifecycle.heal.history import (
 )
 from lifecycle.heal.settings import HealSettings
 from lifecycle.heal.ways import Way, reboots, replacements
-from slurm import command
+from slurm import command, hyperpod
 from slurm.client import Slurm, listens
 from slurm.command import CommandRunner
 from slurm.errors import SlurmError
@@ -96,7 +97,7 @@ class Cases:
         node = next((node for node in nodes if node.name == case.node), None)
         if node is None:
             return self._told(case, WAITS, "Slurm does not know it at the moment")
-        if node.flags & OUT and not is_ours(node) and not node.reason.startswith("Action:"):
+        if node.flags & OUT and not is_ours(node) and not self._is_own_order(case, node):
             return self._close(case, LEFT, f"drained by {whose(node)}: {why(node)}")
         if not case.asked:
             return self._ask(case, node, again=True)
@@ -137,6 +138,13 @@ class Cases:
         if action == REBOOT:
             return reboots(self._slurm)[self._settings.reboot]
         return replacements(self._slurm, self._settings, self._run)[self._settings.replace]
+
+    def _is_own_order(self, case: Case, node: Node) -> bool:
+        """Whether HyperPod acts on the node by order of this case. Any other order is HyperPod's own, and it carries it
+        out without us."""
+        by = {REBOOT: self._settings.reboot, REPLACE: self._settings.replace}.get(case.action, "")
+        own = {REBOOT: hyperpod.REBOOT, REPLACE: hyperpod.REPLACE}.get(case.action)
+        return by.startswith("hyperpod") and hyperpod.order_in(node.reason) == own
 
     def _starts(self, case: Case, node: Node) -> HealOutcome:
         if "REBOOT_REQUESTED" in node.flags:  # its jobs have not ended; the time limit begins when they have

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from lifecycle.heal.history import FAILED, LEMON, REBOOT, REPLACE, HealEvent
 
+_DRAINED = "drained"  # the cause in a job's event: it has left the node because somebody wanted that
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offender:
@@ -65,15 +67,15 @@ def offenders(events: Iterable[HealEvent], incidents: Iterable[Incident], since_
 def read_incidents(path: Path) -> list[Incident]:
     """Reads failures of nodes from an incidents.jsonl, also of several nodes, or from a job's events.jsonl.
 
-    Of a job's events, only those count that put a node out. Faults of a user's program do not, and neither does a
-    Python that does not load there. A torn line is skipped.
+    Of a job's events, only those count that put a node out. Faults of a user's program do not, and neither do a Python
+    that does not load there and a drain, whose cause has a line of its own. A torn line is skipped.
     """
     found = []
     for line in path.read_text(errors="replace").splitlines():
         try:
             row = json.loads(line)
             if "event" in row:
-                if row["event"] == "node_out" and not row.get("environment"):
+                if row["event"] == "node_out" and not row.get("environment") and row.get("cause") != _DRAINED:
                     why = f"out of a job: {row['reason']}"
                     found.append(Incident(time_s=float(row["time"]), node=str(row["node"]), what=why))
                 elif row["event"] == "node_back":  # it was only unreachable for a while

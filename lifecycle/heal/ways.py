@@ -8,6 +8,7 @@ from typing import Any
 from lifecycle.errors import LifecycleError
 from lifecycle.heal.settings import HealSettings
 from lifecycle.hyperpod import RESOURCE_CONFIG, read_cluster
+from slurm import hyperpod
 from slurm.client import Slurm
 from slurm.command import CommandRunner
 from slurm.hooks.drains import reason
@@ -22,7 +23,7 @@ def reboots(slurm: Slurm) -> Mapping[str, Way]:
     """The ways to reboot a node, by the word in heal.yaml."""
     return {
         "slurm": lambda node, why: slurm.reboot(node.name, reason(why)),
-        "hyperpod": lambda node, _: slurm.fail(node.name, "Action:Reboot"),
+        "hyperpod": lambda node, _: slurm.fail(node.name, hyperpod.REBOOT),
         "hyperpod_api": lambda node, _: _ask_hyperpod("reboot", node),
     }
 
@@ -30,7 +31,7 @@ def reboots(slurm: Slurm) -> Mapping[str, Way]:
 def replacements(slurm: Slurm, settings: HealSettings, run: CommandRunner) -> Mapping[str, Way]:
     """The ways to replace a node, by the word in heal.yaml."""
     return {
-        "hyperpod": lambda node, _: slurm.fail(node.name, "Action:Replace"),
+        "hyperpod": lambda node, _: slurm.fail(node.name, hyperpod.REPLACE),
         "hyperpod_api": lambda node, _: _ask_hyperpod("replace", node),
         "ec2": lambda node, _: _terminate(node),
         "command": lambda node, _: _run_command(node, settings, run),

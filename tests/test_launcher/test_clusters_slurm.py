@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ckpt.agent.process.launch import PYTHON, command
-from launcher.errors import NoAnswer, TooFewNodes, UsageError
+from launcher.errors import LauncherError, NoAnswer, TooFewNodes, UsageError
 from launcher.job import run_liveness
 from launcher.job.elastic import Elastic
 from launcher.job.jobfile import JobSpec
@@ -498,3 +498,30 @@ def test_of_a_run_of_another_cluster_slurm_is_not_asked(run_id: str) -> None:
 
 def test_without_an_answer_of_slurm_no_run_has_ended() -> None:
     assert not run_liveness.verdict("slurm-big-7", Slurm(run=Scontrol(None)), ENV)[0]
+
+
+def test_a_node_that_the_job_has_left_is_given_back(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 2), "")
+    cluster(spec, scontrol).give_back("n3")
+    assert scontrol.asked[1] == ("scontrol", "update", "JobId=7", "NodeList=n[1-2]")
+
+
+def test_a_node_that_the_job_no_longer_has_is_not_given_back_again(spec: JobSpec) -> None:
+    scontrol = Scontrol(("RUNNING", 2))
+    cluster(spec, scontrol).give_back("n9")
+    assert len(scontrol.asked) == 1
+
+
+def test_the_node_of_the_batch_script_is_kept(spec: JobSpec) -> None:
+    job = "JobId=7 JobName=j UserId=u(1) JobState=RUNNING Restarts=2 Partition=train"
+    answer = f"{job} ExcNodeList=n5 NodeList=n[1-3] BatchHost=n1 NumNodes=3"
+    scontrol = Scontrol(answer)
+    with pytest.raises(LauncherError, match="batch script runs there"):
+        cluster(spec, scontrol).give_back("n1")
+    assert len(scontrol.asked) == 1
+
+
+def test_drained_nodes_of_the_job_are_asked_for_at_once_and_told_in_words(spec: JobSpec) -> None:
+    scontrol = Scontrol("n2|root|a broken fan\nn9|root|of another job\n")
+    assert cluster(spec, scontrol).drained(["n1", "n2", "n3"]) == {"n2": "drained by root: a broken fan"}
+    assert len(scontrol.asked) == 1

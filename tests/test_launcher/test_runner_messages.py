@@ -13,7 +13,8 @@ from launcher.connections import reports
 from launcher.connections.messages import FROM_RUNNER, TO_RUNNER
 from launcher.connections.reports import to_input
 from launcher.core.commands import Order
-from launcher.core.inputs import NodeBroken, WorkersEnded
+from launcher.core.inputs import NodeBroken, NodeIncident, WorkersEnded
+from launcher.runner import runner as runner_module
 from launcher.runner.runner import Runner
 
 ENDED = ended(attempt={"attempt": 3})
@@ -51,6 +52,30 @@ def test_a_runner_does_not_obey_an_order_that_it_does_not_understand(monkeypatch
     ((message),) = sent
     assert message["op"] == "broken" and "unknown field really" in message["reason"]
     check_whole(message, FROM_RUNNER)
+
+
+def test_a_runner_reports_what_its_nodes_health_checks_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Checks:
+        def __init__(self) -> None:
+            self._found = [None, "gpu_ecc: 2 uncorrectable", "gpu_ecc: 2 uncorrectable", None]
+            self.reason: str | None = None
+
+        def look(self) -> bool:
+            if not self._found:
+                raise EOFError
+            before, self.reason = self.reason, self._found.pop(0)
+            return self.reason != before
+
+    runner, sent = Runner.__new__(Runner), []
+    monkeypatch.setattr(runner, "_send", sent.append, raising=False)
+    monkeypatch.setattr(runner, "_health", Checks(), raising=False)
+    monkeypatch.setattr(runner_module, "HEALTH_LOOK_S", 0.0)
+    with pytest.raises(EOFError):
+        asyncio.run(runner._follow_health())
+    assert [to_input("n1", message) for message in sent] == [
+        NodeIncident(node="n1", reason="gpu_ecc: 2 uncorrectable"),
+        NodeIncident(node="n1", reason=None),
+    ]
 
 
 def test_every_order_and_every_report_is_in_the_catalogue() -> None:

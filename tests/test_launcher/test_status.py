@@ -320,3 +320,28 @@ def test_a_node_that_was_lost_with_its_booster_is_neither_out_nor_a_spare() -> N
 
 def test_time_lost_is_told_by_its_cause() -> None:
     assert status_of(SWAPPED, now_s=41).lost_s == {"start": 10.0, "node_lost": 10.0}
+
+
+BY_SPARE = event(30, "node_leaving", attempt=0, node="n2", cause="drained", reason="drained by root: a broken fan")
+LEFT = [
+    *TRAINED,
+    BY_SPARE,
+    event(31, "attempt_end", attempt=0, outcome="resized", step=12),
+    event(32, "attempt_start", attempt=1, nodes=["n1", "n3"], spares=[], rung="spare", holders=["n2"]),
+    event(33, "restore", attempt=1, step=12, tier="memory", sources={}, seconds=0.1),
+    event(35, "first_step", attempt=1, step=13, seconds=3.0),
+    event(36, "node_out", node="n2", reason="drained by root: a broken fan", cause="drained"),
+]
+
+
+def test_status_says_that_a_spare_takes_a_nodes_place_and_why_the_node_is_out() -> None:
+    leaving = status_of([*TRAINED, BY_SPARE], now_s=30)
+    assert (leaving.state, leaving.reason) == (
+        "resizing",
+        "a spare takes the place of n2: drained by root: a broken fan",
+    )
+    left = status_of(LEFT, now_s=40)
+    assert (left.state, left.out, left.faults) == ("training", {"n2": "drained by root: a broken fan"}, 0)
+    assert left.size is None, "its size is the same"
+    assert describe(BY_SPARE) == "n2 is being left, a spare takes its place: drained by root: a broken fan"
+    assert describe(LEFT[-1]) == "n2 has left the job: drained by root: a broken fan"

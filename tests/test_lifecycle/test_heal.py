@@ -334,6 +334,7 @@ def test_lemons_come_first_then_the_most_troubled(tmp_path: Path) -> None:
     events.append("node_out", node="n8", reason="cannot load torch", environment=True, time=22.0)  # the user's
     events.append("node_out", node="n9", reason="the connection closed", lost=True, time=23.0)
     events.append("node_back", node="n9", time=24.0)
+    events.append("node_out", node="n6", reason="drained by root: a new kernel", cause="drained", time=25.0)  # wanted
     events.close()
     (of_a_job,) = read_incidents(tmp_path / "events.jsonl")
     assert (of_a_job.node, of_a_job.time_s, of_a_job.what) == ("n7", 21.0, "out of a job: no heartbeat for 2.5 s")

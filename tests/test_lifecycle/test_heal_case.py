@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,12 +143,42 @@ def test_a_node_that_comes_back_drained_failed_only_where_slurm_resumes_it(
     assert site.look().what == what
 
 
+_BY_HYPERPOD: dict[str, dict[str, Any]] = {
+    "Reboot": {"reboot": "hyperpod"},
+    "Replace": {"reboots": 0, "replace": "hyperpod"},
+}
+
+
 @pytest.mark.parametrize("action", ["Reboot", "Replace"])
 def test_hyperpod_is_told_what_to_do(tmp_path: Path, action: str) -> None:
-    settings = {"Reboot": {"reboot": "hyperpod"}, "Replace": {"reboots": 0, "replace": "hyperpod"}}[action]
-    site = Site(tmp_path / "h", replace(_SETTINGS, **settings), looks=99)
+    site = Site(tmp_path / "h", replace(_SETTINGS, **_BY_HYPERPOD[action]), looks=99)
     site.look()
     assert site.slurm.nodes()[0].reason.startswith(f"Action:{action} [")
+
+
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [({}, "Replace"), ({}, "Reboot"), (_BY_HYPERPOD["Reboot"], "Replace"), (_BY_HYPERPOD["Replace"], "Reboot")],
+)
+def test_a_node_on_which_hyperpod_acts_by_itself_is_left_to_it(
+    tmp_path: Path, settings: dict[str, Any], order: str
+) -> None:
+    """Its health agent marks a node that is being healed in another way."""
+    site = Site(tmp_path / "h", replace(_SETTINGS, **settings), looks=99)
+    site.look()
+    asked = list(site.slurm.orders)
+    site.slurm.change("n1", flags=frozenset({"FAIL"}), reason=f"Action:{order} [root@2026-11-20T23:19:59]")
+    assert (site.look().what, site.history.cases) == ("left", {})
+    assert site.healer.look() == [] and site.slurm.orders == asked
+    assert site.slurm.nodes()[0].reason.startswith(f"Action:{order}"), "nobody resumes it"
+    assert site.slurm.reservations() == ()
+
+
+@pytest.mark.parametrize("order", ["Reboot", "Replace"])
+def test_a_node_that_hyperpod_has_marked_is_never_healed(tmp_path: Path, order: str) -> None:
+    site = Site(tmp_path / "h", _SETTINGS)
+    site.slurm.change("n1", flags=frozenset({"FAIL"}), reason=f"Action:{order} [root@2026-11-20T23:19:59]")
+    assert site.healer.look() == [] and site.slurm.orders == []
 
 
 def test_a_lost_reboot_is_ordered_again_after_as_long_each_time(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import core
+from launcher.core import departure
 from launcher.core.commands import Order, Record, Send, SetTimer, Settle
 from launcher.core.inputs import CancelAsked, NodeLost, TerminationExplained
 from simulation.campaign import run_one, run_seeds
@@ -68,6 +69,28 @@ def test_a_core_that_is_broken_on_purpose_is_found(name: str) -> None:
         if any(failure.rule == rule for failure in tally.failures):
             return
     pytest.fail(f"a core that {name} breaks no {rule!r} in 2000 schedules")
+
+
+DRAINED = Schedule(Setup(nodes=2, spares=1, chunks=12), (Fault("node_drained", 40.0, node=1, lasts_s=400.0),))
+
+
+def test_a_node_that_is_drained_is_left_and_nothing_is_lost() -> None:
+    world = World(DRAINED)
+    assert world.run() == ("done", "")
+    events = world.folder.events
+    (leaving,) = (event for event in events if event["event"] == "node_leaving")
+    resized = next(event for event in events if event["event"] == "attempt_end" and event["outcome"] == "resized")
+    first, second = (event for event in events if event["event"] == "attempt_start")
+    restored = [event.get("step") for event in events if event["event"] == "restore"][-1]
+    assert leaving["node"] in first["nodes"] and leaving["node"] not in second["nodes"]
+    assert (len(second["nodes"]), restored) == (len(first["nodes"]), resized["step"])
+    assert not [event for event in events if event["event"] == "fault"]
+
+
+def test_a_core_that_stays_on_a_drained_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "advance", lambda turn: None)
+    failure = run_one(DRAINED)
+    assert failure is not None and failure.rule == "a node is left while a spare is free"
 
 
 def test_a_run_is_the_same_twice() -> None:

@@ -263,3 +263,30 @@ def test_for_how_long_a_controller_is_up() -> None:
     assert Slurm(run=Answers(later)).controller_up_s() == 3601
     assert Slurm(run=Answers(config.replace("= 2026-11-22T19:07:04", "= 19:07:04"))).controller_up_s() is None
     assert Slurm(run=Answers("")).controller_up_s() is None
+
+
+def test_drained_nodes_are_read_with_who_drained_them_and_why() -> None:
+    """As 22.05 prints them: a line for each partition of a node."""
+    run = Answers((RECORDED / "sinfo_drained.txt").read_text())
+    found = Slurm(run=run).drained(["n1", "n2", "n3"])
+    assert {name: (node.user, node.reason) for name, node in found.items()} == {
+        "n1": ("root", "a broken | fan, see #12"),
+        "n2": ("root", "Action:Replace"),
+    }
+    (asked,) = run.asked
+    assert asked[:1] == ("sinfo",) and "--nodes=n[1-3]" in asked and "--states=drain,fail" in asked
+
+
+def test_no_node_is_drained() -> None:
+    assert Slurm(run=Answers("")).drained(["n1"]) == {}
+
+
+def test_a_job_is_shrunk_from_outside_of_it_because_scontrol_would_leave_scripts_behind() -> None:
+    seen: list[tuple[tuple[str, ...], dict[str, str]]] = []
+
+    def run(argv: Sequence[str], *, env: dict[str, str], **_: Any) -> Result:
+        seen.append((tuple(argv), env))
+        return Result(argv=tuple(argv), returncode=0, stdout="", stderr="", seconds=0.0)
+
+    Slurm(run=run, env={"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOBID": "7"}).shrink("7", ["n1", "n2", "n4"])
+    assert seen == [(("scontrol", "update", "JobId=7", "NodeList=n[1-2,4]"), {"PATH": "/bin"})]
