@@ -25,7 +25,7 @@ from ckpt.cadence import (
 from ckpt.capacity import CapacityPlan, FlushEstimate
 from ckpt.config import CheckpointConfig
 from ckpt.sections import AUTO, MemorySection, TierSection
-from ckpt.tiers.s3_bucket import part_bytes_of
+from ckpt.tiers.bucket import part_bytes_of
 
 MONTH_S = 30 * 86_400.0
 # Assumptions, for what is neither measured nor given

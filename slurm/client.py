@@ -14,7 +14,7 @@ from slurm import command
 from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
-from slurm.limits import COLUMNS
+from slurm.limits import COLUMNS, OF_ONE_JOB
 from slurm.qos import FORMAT, Qos
 from slurm.records import (
     DRAINED_FORMAT,
@@ -40,6 +40,8 @@ _COLOUR = r"(?:\x1b\[[0-9;]*m)*"
 SUBMITTED = re.compile(
     rf"^\s*{_COLOUR}\s*(?:Submitted batch job )?([0-9]+)(?:;\S+| on cluster \S+)?\s*{_COLOUR}\s*$", re.MULTILINE
 )
+
+_OF_QOS = ("MaxTRESPU", "MaxTRESPA", "MinTRES")  # limits that associations do not have
 
 JobId = int | str  # a task of a job array is "42_3": its own number may be the array's, which names all its tasks
 
@@ -198,19 +200,37 @@ class Slurm:
         return tuple(Qos.parse(line) for line in said.splitlines() if line)
 
     def limits_of(self, job: Job) -> dict[str, dict[str, str]]:
-        """The limits for several jobs together of a job's QOS and of its partitions' QOS, by the QOS's name.
-
-        Needs accounting (slurmdbd).
-        """
+        """The limits of a job's QOS and of its partitions' QOS, by the QOS's name. Needs accounting (slurmdbd)."""
         names = {job.qos} | {each.qos for each in self.partitions() if each.name in job.partition.split(",")}
-        columns = ("Name", *COLUMNS)
-        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={','.join(columns)}"]
+        columns = (*COLUMNS, *OF_ONE_JOB)
+        rows = self._accounting("qos", ("Name", *columns))
+        return {row[0]: _limits(columns, row[1:]) for row in rows if row[0] and row[0] in names}
+
+    def account_limits_of(self, job: Job) -> dict[str, dict[str, str]]:
+        """The limits of a job's user and account and of the accounts above. Needs accounting (slurmdbd).
+
+        A site may show users no limits but their own (PrivateData).
+        """
+        columns = tuple(column for column in (*COLUMNS, *OF_ONE_JOB) if column not in _OF_QOS)
+        found: dict[str, dict[str, str]] = {}
+        account, cluster = job.account, self.cluster_name()
+        while account and f"account {account}" not in found:
+            where = (f"account={account}", f"cluster={cluster}")
+            rows = self._accounting("assoc", ("User", "Partition", "ParentName", *columns), *where)
+            own = [row for row in rows if row[0] == job.user and row[1] in ("", job.partition)]
+            if account == job.account and own:
+                found[f"user {job.user} in account {account}"] = _limits(columns, max(own, key=lambda row: row[1])[3:])
+            above = [row for row in rows if not row[0]]
+            for row in above:  # an account's other limits are those of its users, who may have their own
+                found[f"account {account}"] = {"GrpTRES": row[3]} if row[3] else {}
+            account = above[0][2] if above else ""
+        return found
+
+    def _accounting(self, what: str, columns: Sequence[str], *where: str) -> list[list[str]]:
+        """The rows of `sacctmgr show`."""
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *where, f"format={','.join(columns)}"]
         rows = (line.split("|") for line in self._run(argv, env=self._env).stdout.splitlines())
-        return {
-            row[0]: {name: value for name, value in zip(COLUMNS, row[1:], strict=False) if value}
-            for row in rows
-            if row[0] and row[0] in names
-        }
+        return [row for row in rows if len(row) == len(columns)]
 
     def topology(self) -> Topology:
         """The cluster's switches; none if the site has no topology configured."""
@@ -351,6 +371,10 @@ class Slurm:
 
     def _scontrol(self, *arguments: str) -> str:
         return self._run(["scontrol", *arguments], env=self._env).stdout
+
+
+def _limits(columns: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    return {column: value for column, value in zip(columns, values, strict=True) if value}
 
 
 def _states(text: str) -> dict[str, tuple[str, str]]:

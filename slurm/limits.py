@@ -1,9 +1,11 @@
-"""Limits of a QOS, an account or a partition for which a job waits, as Slurm's reason names them."""
+"""Limits of a QOS, an account or a partition for which a job waits: from Slurm's reason, and before it has one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+
+from slurm.time_limit import time_limit_min
 
 # Each counts one job alone. It does not change while the job waits.
 _ALONE = re.compile(r"Per(Job|Node)|MaxCpuPerNode|MaxWallDuration|^QOSMin|^Partition(Node|Time)Limit$|^QOSTimeLimit$")
@@ -17,6 +19,13 @@ _UNIT = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "P": 2
 # The columns of sacctmgr that limit the resources of several jobs together, with the part of a reason that means each.
 COLUMNS = {"GrpTRES": "Grp", "MaxTRESPU": "PerUser", "MaxTRESPA": "PerAccount"}
 
+# The columns of sacctmgr that limit a job by itself: all of it, each of its nodes, and its time.
+_WALL = "MaxWall"
+_TIME = "time"  # the resource of MaxWall
+_OF_NODE = "MaxTRESPerNode"
+OF_ONE_JOB = ("MaxTRES", _OF_NODE, "MinTRES", _WALL)
+
+Limits = Mapping[str, Mapping[str, str]]  # what limits, such as "QOS small" -> column -> value, where there is one
 QosLimits = Mapping[str, Mapping[str, str]]  # a QOS's name -> column -> value, for the columns that it limits
 
 
@@ -59,6 +68,55 @@ def _compared(name: str, columns: Mapping[str, str], reason: str, asked: str) ->
         else:
             lines.append(f"{limit}, for several jobs together: it starts when others have ended")
     return lines
+
+
+def exceeded(asked: str, time_s: float | None, qos: Limits, associations: Limits) -> list[str]:
+    """The limits that a job exceeds by itself, so that it never starts; a line for each.
+
+    A QOS overrides the same limit of an association. One QOS may override the other, so where both have a limit, the
+    job has to exceed both.
+
+    Args:
+        asked: the resources for which the job asks, as Slurm prints them.
+        time_s: the job's time limit; None without one.
+        qos: limits of the job's QOS and of its partition's.
+        associations: limits of the job's user and account, and of the accounts above.
+    """
+    own = tres(asked) | ({} if time_s is None else {_TIME: time_s})
+    of_qos, of_accounts = ({whose: _by_resource(each) for whose, each in held.items()} for held in (qos, associations))
+    found: dict[tuple[str, str], list[str]] = {}
+    for key in dict.fromkeys(key for each in (*of_qos.values(), *of_accounts.values()) for key in each):
+        column, resource = key
+        by_qos = {whose: limits[key] for whose, limits in of_qos.items() if key in limits}
+        by_account = {whose: limits[key] for whose, limits in of_accounts.items() if key in limits}
+        beyond = [whose for whose, most in (by_qos or by_account).items() if _is_beyond(own, column, resource, most)]
+        if not by_qos or len(beyond) == len(by_qos):
+            for whose in beyond:
+                found.setdefault((whose, column), []).append(resource)
+    words = {word.partition("=")[0]: word for word in asked.split(",")} | {_TIME: f"{(time_s or 0) / 60:.0f} minutes"}
+    lines = []
+    for (whose, column), resources in found.items():
+        wanted = ",".join(words.get(resource, f"no {resource}") for resource in resources)
+        nodes = f" on {words.get('node', 'node=1')}" if column == _OF_NODE else ""
+        value = (qos.get(whose) or associations[whose])[column]
+        lines.append(f"{whose} has {column} {value}, the job asks for {wanted}{nodes}")
+    return lines
+
+
+def _by_resource(columns: Mapping[str, str]) -> dict[tuple[str, str], float]:
+    """The limits by column and resource."""
+    found = {
+        (column, name): most for column in columns if column != _WALL for name, most in tres(columns[column]).items()
+    }
+    minutes = time_limit_min(columns[_WALL]) if _WALL in columns else None
+    return found if minutes is None else found | {(_WALL, _TIME): minutes * 60.0}
+
+
+def _is_beyond(own: Mapping[str, float], column: str, resource: str, limit: float) -> bool:
+    if column == "MinTRES":
+        return own.get(resource, 0.0) < limit
+    nodes = own.get("node", 1.0) if column == _OF_NODE else 1.0
+    return own.get(resource, 0.0) / nodes > limit
 
 
 def tres(text: str) -> dict[str, float]:

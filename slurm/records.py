@@ -191,6 +191,7 @@ class Job:
         memory_per_node_bytes: allocated memory of a node, on average; None if Slurm does not count it.
         cpus_per_node: allocated processors of a node, on average, rounded up; None if Slurm does not count them.
         qos: its QOS; "" without one.
+        account: the account that it is charged to; "" without one.
         asked: the resources that it asks for, for example "cpu=4,mem=250G,node=4,gres/gpu=8".
     """
 
@@ -209,6 +210,7 @@ class Job:
     memory_per_node_bytes: int | None = None
     cpus_per_node: int | None = None
     qos: str = ""
+    account: str = ""
     asked: str = ""
 
     @property
@@ -246,6 +248,7 @@ class Job:
             memory_per_node_bytes=share.get("mem"),
             cpus_per_node=share.get("cpu"),
             qos=fields.optional("QOS"),
+            account=fields.optional("Account"),
             asked=asked[1] if (asked := _ASKED.search(fields.rest)) else "",
         )
 
@@ -382,6 +385,7 @@ class Partition:
 _OF_JOB = (
     *(
         "UserId",
+        "Account",
         "QOS",
         "JobState",
         "Reason",

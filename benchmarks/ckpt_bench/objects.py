@@ -19,11 +19,12 @@ from ckpt.errors import ConfigError
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord
+from ckpt.tiers.bucket import PART_BYTES, RANGE_BYTES
 from ckpt.tiers.buckets import split_url
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.reads import read_whole, reader
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import PART_BYTES, RANGE_BYTES, Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 from ckpt_bench.figures import Figure, medians, timed_and_cpu_s
@@ -112,7 +113,7 @@ def _room(url: str, options: S3Options) -> Iterator[str]:
     """A new prefix, whose objects are removed at the end."""
     _, name, prefix = split_url(url)
     inside = "/".join(filter(None, (prefix, f"{_PREFIX}{secrets.token_hex(4)}")))
-    bucket = Bucket(name, options, Throttle(None))
+    bucket = S3Bucket(name, options, Throttle(None))
     bucket.anything(f"{inside}/")  # raises for a wrong bucket or credential, before anything is made
     try:
         yield f"s3://{name}/{inside}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt.errors import CorruptError, FormatError
@@ -78,6 +78,11 @@ class Manifest:
     def nbytes(self) -> int:
         """The number of bytes of all shards together."""
         return sum(row.nbytes for row in self.shards.packed.rows)
+
+    def without_shards(self) -> Manifest:
+        """What retention needs of it, in little memory."""
+        empty = Packed(files=[], parts=[], rows=[])
+        return replace(self, shards=Shards(empty, self.save, self.namespace, self.world_size, self.metrics))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 tier       the interface of a tier
 posix      a shared directory; lustre: its striping; direct_io: writes without the page cache
 nvme       a directory on each node's own disk
-s3         a bucket; s3_bucket, s3_client: the access to S3
+s3         a bucket; bucket: the interface of a service; s3_bucket, s3_client: S3; cloud_bucket: gs:// and az://
 open       opens the configured tiers, nearest first; the newest step of each, for the supervisor
 reads      reads shards from a tier and verifies them
 catalog    the steps in a tier, and which of them can be restored

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 from ckpt.errors import ConfigError
+from ckpt.tiers.bucket import Bucket
 from ckpt.tiers.cloud_bucket import CloudBucket
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.s3_client import S3Options
 from ckpt.tiers.throttle import Throttle
 
@@ -39,4 +40,4 @@ def split_url(url: str) -> tuple[str, str, str]:
 def open_bucket(url: str, options: S3Options, throttle: Throttle) -> Bucket:
     """The bucket that a URL names. Makes no request yet."""
     scheme, name, _ = split_url(url)
-    return Bucket(name, options, throttle) if scheme == "s3" else CloudBucket(scheme, name, options, throttle)
+    return S3Bucket(name, options, throttle) if scheme == "s3" else CloudBucket(scheme, name, options, throttle)

@@ -1,4 +1,4 @@
-"""A bucket of Google Cloud Storage or a container of Azure Blob Storage, through obstore; as `s3_bucket.Bucket`."""
+"""A bucket of Google Cloud Storage or a container of Azure Blob Storage, through obstore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
-from ckpt.tiers.s3_bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
+from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
 from ckpt.tiers.s3_client import AccessError, S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
@@ -17,7 +17,10 @@ _TIMEOUT_S = 60
 
 
 class CloudBucket(Bucket):
-    """A bucket or container. Credentials come from obstore's environment variables."""
+    """A bucket or container; see `ckpt.tiers.bucket.Bucket` for the contract.
+
+    Credentials come from obstore's environment variables.
+    """
 
     def __init__(self, scheme: str, name: str, options: S3Options, throttle: Throttle) -> None:
         """`scheme`: gs or az."""

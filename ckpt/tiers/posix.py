@@ -31,7 +31,6 @@ from ckpt.tiers.lustre import on_lustre, set_stripe
 from ckpt.tiers.mark import MARK, MAX_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.own_folder import own_folder
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
-from ckpt.tiers.retention import superfluous
 from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Removed, Tier, pins_in
 from holdfast.base.files import durable_write, sync_directory
@@ -116,9 +115,7 @@ class SharedTier(Tier):
         lasting: Lasting = NOTHING_ELSE,
     ) -> list[str]:
         """Remove superfluous steps. Each is first renamed, so that no reader finds it half deleted."""
-        going = superfluous(
-            list(self.catalog()), keep, complete, lines=self.lines(), left=left, lasting=lasting, pinned=self.pins()
-        )
+        going = self._superfluous(self._directories(), keep, complete, left=left, lasting=lasting)
         names = [entry.name for entry in going]
         back = self._remove(names, removed)
         return [name for name in names if name not in back]

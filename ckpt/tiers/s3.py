@@ -14,10 +14,9 @@ from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import MARK, DamagedMark, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
-from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
-from ckpt.tiers.tier import Removed, Tier, pins_in
+from ckpt.tiers.tier import Removed, Tier
 
 log = logging.getLogger(__name__)
 
@@ -109,10 +108,8 @@ class S3Tier(Tier):
             uploads = []
         names = self._directories()
         names |= {key.removeprefix(f"{self._prefix}/").partition("/")[0] for key, _ in uploads}
-        entries, pinned = list(self._entries(names)), pins_in(names)
-        going = superfluous(entries, keep, complete, lines=self.lines(), left=left, lasting=lasting, pinned=pinned)
         gone = []
-        for entry in going:
+        for entry in self._superfluous(names, keep, complete, left=left, lasting=lasting):
             if not self._withdraw(entry.name):
                 continue
             gone.append(entry.name)

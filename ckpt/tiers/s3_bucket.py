@@ -1,59 +1,37 @@
-"""One bucket: whole objects, large objects in parallel parts, ranges and listings. Every error names the object."""
+"""A bucket of S3 or of a server that speaks its protocol, through boto3."""
 
 from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from ckpt.errors import CorruptError
+from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
 from ckpt.tiers.parallel import in_parallel
-from ckpt.tiers.s3_client import S3Options, broke_off, connections, has_checksums, make_client, telling
-from ckpt.tiers.throttle import Throttle
+from ckpt.tiers.s3_client import broke_off, connections, has_checksums, make_client, telling
 
-PART_BYTES = 16 << 20  # each connection holds one part in memory
-RANGE_BYTES = 8 << 20  # of one GET
-_MAX_PARTS = 10_000
-MAX_SMALL_BYTES = 1 << 20
 _DELETE_KEYS = 1000  # of one request
-
-Piece = tuple[int, memoryview]  # offset in the object, and bytes
 
 log = logging.getLogger(__name__)
 
 
-class Bucket:
-    """Blocking calls, from any thread. They raise OSError, and FileNotFoundError if the object does not exist."""
+class S3Bucket(Bucket):
+    """A bucket; see `ckpt.tiers.bucket.Bucket` for the contract."""
 
     scheme = "s3"
-
-    def __init__(self, name: str, options: S3Options, throttle: Throttle) -> None:
-        self._name = name
-        self._options = options
-        self._throttle = throttle
 
     @cached_property
     def _client(self) -> Any:
         return make_client(self._options)
 
     def put(self, key: str, data: bytes | bytearray) -> None:
-        """Put a small object in one request."""
         self._throttle.take(len(data))
         with telling(self._url(key)):
             self._client.put_object(Bucket=self._name, Key=key, Body=data, **self._options.encryption)
-
-    def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
-        """Put an object from pieces of memory, with zeros between them. The object appears whole or not at all."""
-        pieces = sorted(pieces, key=lambda piece: piece[0])
-        size = max((offset + len(data) for offset, data in pieces), default=0)
-        part_bytes = part_bytes_of(size)
-        if size <= part_bytes:
-            self.put(key, cut(pieces, 0, bytearray(size)))
-            return
-        self._put_parts(key, pieces, size, part_bytes)
 
     def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
         with_sums = has_checksums(self._client)
@@ -96,30 +74,14 @@ class Bucket:
             raise
 
     def copy(self, key: str, new_key: str) -> None:
-        """Copy an object on the server, in parts if it is large."""
+        """Copy in parts if the object is large."""
         source = {"Bucket": self._name, "Key": key}
         with telling(self._url(key)):
             self._client.copy(source, self._name, new_key, ExtraArgs=self._options.encryption)
 
     def get(self, key: str, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
-        """Get a whole object. Raises CorruptError if it is larger than `max_bytes`."""
         with telling(self._url(key)):
             return self._body(key, max_bytes)
-
-    def get_into(self, key: str, start: int, into: memoryview) -> None:
-        """Fill memory with an object's bytes from `start` on. Raises CorruptError if the object is too short."""
-
-        def get_range(offset: int) -> None:
-            piece = into[offset : offset + RANGE_BYTES]
-            first = start + offset
-            data = self._range(key, first, len(piece))
-            if len(data) != len(piece):
-                raise CorruptError(
-                    f"{self._url(key)}: got {len(data)} bytes from byte {first} on, expected {len(piece)}"
-                )
-            piece[:] = data
-
-        in_parallel(get_range, range(0, len(into), RANGE_BYTES), connections())
 
     def _range(self, key: str, first: int, nbytes: int) -> bytes | memoryview:
         with telling(self._url(key)):
@@ -150,27 +112,16 @@ class Bucket:
             body.close()
             raise CorruptError(f"{self._url(key)}: {nbytes} bytes, expected at most {max_bytes}")
 
-    def exists(self, key: str) -> bool:
-        """Whether the server says that the object exists. Errors are raised."""
-        try:
-            self._head(key)
-        except FileNotFoundError:
-            return False
-        return True
-
     def _head(self, key: str) -> None:
-        """Raises FileNotFoundError if the object does not exist."""
         with telling(self._url(key)):
             self._client.head_object(Bucket=self._name, Key=key)
 
     def anything(self, prefix: str) -> bool:
-        """Whether any key has this prefix."""
         with telling(self._url(prefix)):
             answer = self._client.list_objects_v2(Bucket=self._name, Prefix=prefix, MaxKeys=1)
         return bool(answer.get("Contents"))
 
     def directories(self, prefix: str) -> set[str]:
-        """The names after a prefix, up to the next slash."""
         pages = self._pages("list_objects_v2", prefix, Delimiter="/")
         return {
             common["Prefix"].removeprefix(prefix).rstrip("/")
@@ -182,7 +133,7 @@ class Bucket:
         return [entry["Key"] for page in self._pages("list_objects_v2", prefix) for entry in page.get("Contents", [])]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. Missing objects are ignored. A request for many objects must have a checksum."""
+        """One request for many objects must have a checksum."""
         if not has_checksums(self._client):
             in_parallel(self._delete_one, keys, connections())
             return
@@ -200,7 +151,6 @@ class Bucket:
             self._client.delete_object(Bucket=self._name, Key=key)
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """The incomplete multipart uploads, as (key, upload id)."""
         try:
             pages = list(self._pages("list_multipart_uploads", prefix))
         except FileNotFoundError:  # rclone's answer if there are none
@@ -208,7 +158,6 @@ class Bucket:
         return [(entry["Key"], entry["UploadId"]) for page in pages for entry in page.get("Uploads", [])]
 
     def abort(self, key: str, upload: str) -> None:
-        """Abort a multipart upload, which removes its parts."""
         with suppress(FileNotFoundError), telling(self._url(key)):
             self._client.abort_multipart_upload(Bucket=self._name, Key=key, UploadId=upload)
 
@@ -222,31 +171,9 @@ class Bucket:
             raise OSError(f"{self._url(key)}: the server's answer has no {name}; is endpoint_url that of an S3 server?")
         return str(answer[name])
 
-    def _url(self, key: str) -> str:
-        return f"{self.scheme}://{self._name}/{key}"
-
 
 def _crc32_header(body: bytearray) -> str:
     """The CRC-32 with which S3 checks a part. botocore would compute it with zlib, and read the body twice."""
     from isal import isal_zlib
 
     return base64.b64encode(isal_zlib.crc32(body).to_bytes(4, "big")).decode()
-
-
-def part_bytes_of(size: int) -> int:
-    """The size of an object's parts. All services limit the number of parts to 10,000."""
-    return max(PART_BYTES, -(-size // _MAX_PARTS))
-
-
-def cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
-    """Fill `body` with the object's bytes from `start` on. `pieces` are in order."""
-    end, done = start + len(body), start
-    with memoryview(body) as into:  # assigning to a slice of a bytearray would copy first
-        for offset, data in pieces:
-            first, last = max(start, offset), min(end, offset + len(data))
-            if first < last:
-                into[done - start : first - start] = bytes(first - done)
-                into[first - start : last - start] = data[first - offset : last - offset]
-                done = last
-        into[done - start :] = bytes(end - done)
-    return body

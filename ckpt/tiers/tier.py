@@ -10,6 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
@@ -29,6 +30,7 @@ from ckpt.tiers.claim import CLAIM, Claim, parse_claim
 from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
 from ckpt.tiers.direct_io import PAGE_BYTES
 from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason
+from ckpt.tiers.retention import superfluous
 
 SHARD_ALIGN_BYTES = PAGE_BYTES  # so that a shard can be mapped in its file, and written without the page cache
 
@@ -197,7 +199,7 @@ class Tier(ABC):
 
         The directories are listed at the call. Each manifest is read when its entry is needed.
         """
-        return self._entries(self._directories())
+        return entries_of(self._directories(), self.namespace, self._manifest, at_once=self._at_once)
 
     def read_manifest(self, save: SaveId) -> Manifest:
         """Read the manifest of a step. Raises CorruptError if it is damaged, FileNotFoundError if there is none."""
@@ -301,8 +303,37 @@ class Tier(ABC):
         self._put_shards(save, file, [(place.offset, data) for place, (_, data) in zip(places, shards, strict=True)])
         return places
 
-    def _entries(self, names: Iterable[str]) -> Iterator[CatalogEntry]:
-        return entries_of(names, self.namespace, self._manifest, at_once=self._at_once)
+    def _superfluous(
+        self, names: Collection[str], keep: int, complete: Collection[SaveId] | None, *, left: bool, lasting: Lasting
+    ) -> list[CatalogEntry]:
+        """The entries that `retain` removes, of the directories with these names.
+
+        Reads each time the manifests of the steps that stay as the newest, because they justify the removals. A
+        manifest never changes, so those of milestones, best and pinned steps are read once in a process's life.
+        """
+        lines = self.lines()
+        while True:
+            entries = list(entries_of(names, self.namespace, self._known_manifest, at_once=self._at_once))
+            older = superfluous(entries, keep, complete, lines=lines, left=left)
+            newest = {entry.name for entry in entries} - {entry.name for entry in older}
+            if not (again := newest & self._known.keys()):
+                break
+            for name in again:  # a newer step has gone since they were read
+                del self._known[name]
+        going = superfluous(entries, keep, complete, lines=lines, left=left, lasting=lasting, pinned=pins_in(names))
+        gone = {entry.name for entry in going}
+        self._known = {
+            entry.name: entry.manifest.without_shards() for entry in older if entry.manifest and entry.name not in gone
+        }
+        return going
+
+    def _known_manifest(self, directory: str) -> Manifest:
+        return self._known.get(directory) or self._manifest(directory)
+
+    @cached_property
+    def _known(self) -> dict[str, Manifest]:
+        """The manifests, without shards, of steps that the last `retain` has kept though they are not the newest."""
+        return {}
 
     def _manifest(self, directory: str) -> Manifest:
         return parse_manifest(self._get(f"{directory}/{NAME}", MAX_BYTES), partial=self.node_local)

@@ -11,6 +11,7 @@ import socket
 import time
 from typing import Any
 
+import torch
 from torch.distributed import Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -23,6 +24,9 @@ _BACKLOG = 4096  # all workers of a large job connect at once; the kernel limits
 # If nothing listens yet, torch's client tries again after half a second, and then at longer intervals.
 _LOOKS_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
+# torch's server over libuv refuses a socket that it has not made (seen in 2.6). Its older server takes one in every
+# release, and serves the same clients.
+_LIBUV_SINCE = (2, 8)
 
 
 class JobRendezvous(StaticTCPRendezvous):
@@ -76,5 +80,6 @@ class JobRendezvous(StaticTCPRendezvous):
             is_master=True,
             timeout=self.timeout,
             multi_tenant=True,
+            use_libuv=torch.__version__ >= _LIBUV_SINCE,
             master_listen_fd=bound.detach(),
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from slurm.limits import QosLimits, advice
+from slurm.limits import QosLimits, advice, exceeded
 from slurm.requeue import requeue_delay
 
 if TYPE_CHECKING:
-    from slurm import Job, Node
+    from slurm import Job, Node, Slurm
 
 _FOR_NODES = ("DOWN", "DRAINED", "UnavailableNodes")  # parts of Slurm's reason if too few nodes are available
 _NAMED = 8
@@ -54,6 +54,23 @@ def why_it_waits(
         text += "".join(f"; {node.name}: {node.reason or node.state}" for node in sick[:_NAMED])
         text += f"; and {len(sick) - _NAMED} more: sinfo -R" if len(sick) > _NAMED else ""
     return text
+
+
+def never_starts(slurm: Slurm, job_id: str) -> list[str]:
+    """The limits of its QOS and accounts for which a pending job waits for ever, a line for each.
+
+    Slurm accepts such a job, because an administrator may raise a limit, and names the limit when it next schedules.
+    Empty where the site enforces no limits, and for a job in several partitions, each of which may have a QOS.
+
+    Raises:
+        SlurmError: Slurm or its accounting does not answer.
+    """
+    enforced = slurm.config().get("AccountingStorageEnforce", "").lower().split(",")
+    job = slurm.job(job_id) if {"limits", "safe"} & {*enforced} else None
+    if job is None or job.state != "PENDING" or "," in job.partition:
+        return []
+    qos = {f"QOS {name}": columns for name, columns in slurm.limits_of(job).items()}
+    return exceeded(job.asked, job.time_left_s, qos, slurm.account_limits_of(job))
 
 
 def _is_out(node: Node) -> bool:

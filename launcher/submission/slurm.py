@@ -26,8 +26,9 @@ from launcher.job.booster_checks import require_booster
 from launcher.job.jobfile import JobSpec
 from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_option
 from launcher.submission.outcome import SupervisedJob
+from launcher.submission.queue import never_starts
 from launcher.submission.request import make_folder, write_request
-from slurm import Slurm
+from slurm import Slurm, SlurmError
 from slurm.batch_script import batch_script, overriding
 from slurm.client import submitted_job
 from slurm.command import CommandError
@@ -35,6 +36,9 @@ from slurm.command import CommandError
 _NEXT_STEPS = {  # from a part of sbatch's error to the advice
     "Invalid generic resource": "gpus_per_node: no node has such GPUs; `sinfo -o '%P %G'` lists theirs",
     "Invalid partition": "`sinfo -s` lists them",
+    "Job violates accounting/QOS policy": "limits: `sacctmgr show qos`, and `sacctmgr show assoc user=$USER`",
+    "Invalid qos": "yours: `sacctmgr show assoc user=$USER format=Account,Partition,QOS`",
+    "Invalid account": "yours: `sacctmgr show assoc user=$USER format=Account,Partition,QOS`",
     "unrecognized option": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
     "invalid option --": "words for the script go after --: holdfast submit JOB.yaml -- --steps 10",
 }
@@ -303,7 +307,9 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         number = submitted_job(stdout)
         if number is None:
             raise LauncherError(f"sbatch: got {stdout!r:.200}, expected the job's id; {_PERHAPS_QUEUED}")
-        return self._settle(str(number), script.encode(), specs)
+        jobs = self._settle(str(number), script.encode(), specs)
+        _warn_of_limits(jobs[0].job_id)
+        return jobs
 
     def _settle(self, submitted_id: str, script: bytes, specs: Sequence[JobSpec]) -> list[SlurmJob]:
         """Make the folders of the submitted jobs and write their requests, for which the jobs wait."""
@@ -325,6 +331,15 @@ class SupervisedSlurmExecutor(SlurmExecutor):
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
         raise UsageError("cluster slurm: no sbatch on PATH; submit from a login node, or use --cluster local")
+
+
+def _warn_of_limits(job_id: str) -> None:
+    """Say that a submitted job waits for ever, which Slurm itself says only in the queue."""
+    try:
+        for line in never_starts(Slurm(), job_id):
+            _log.warning("job %s waits for ever: %s; scancel it, and ask for less or for another QOS", job_id, line)
+    except SlurmError as error:
+        _log.info("job %s: limits of its QOS and accounts were not looked at: %s", job_id, error)
 
 
 def cancel(job_id: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "flows"))
 
-FRAMEWORKS = "HOLDFAST_FRAMEWORKS"  # a folder of `pip install --no-deps --target`
+FRAMEWORKS = "HOLDFAST_FRAMEWORKS"  # the folder into which `make test-frameworks` installs frameworks.txt
 
 
 @pytest.fixture
@@ -22,14 +22,11 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     The folder is not for this process: hydra needs another antlr4 than moto.
     """
 
-    def find(*packages: str, install: str) -> None:
+    def find(*packages: str) -> None:
         folder = os.environ.get(FRAMEWORKS, "")
         for package in packages:
             if not (folder and (Path(folder) / package).is_dir()) and importlib.util.find_spec(package) is None:
-                pytest.skip(
-                    f"{package} is not installed: pip install --no-deps --target DIR {install}; "
-                    f"then run this file with {FRAMEWORKS}=DIR"
-                )
+                pytest.skip(f"{package} is not installed: `make test-frameworks` has it")
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH")))))
 
     return find

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.long(seconds=20)
 
 @pytest.fixture
 def megatron(frameworks: Callable[..., None]) -> None:
-    install = "megatron-core==0.16.1 nvidia-resiliency-ext==0.4.1"
-    frameworks("megatron", "nvidia_resiliency_ext", install=install)
+    frameworks("megatron", "nvidia_resiliency_ext")
 
 
 @pytest.mark.parametrize("mode", ["dist", "local"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,33 @@ from slurm_kit import submit, write_job
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("framework", ["transformers", "lightning"])
-def test_a_requeued_job_ends_as_an_undisturbed_one(slurm_cluster: Any, tmp_path: Path, framework: str) -> None:
-    pytest.importorskip(framework)
-    script = {"transformers": "trainer_script.py", "lightning": "lightning_script.py"}[framework]
-    bare = undisturbed(script, tmp_path / "bare")
+SCRIPTS = {  # with the packages that each needs
+    "trainer_script.py": ["transformers"],
+    "lightning_script.py": ["lightning"],
+    "torchtitan_script.py": ["torchtitan", "torch_checkpointing", "tyro"],
+    "megatron_script.py": ["megatron", "nvidia_resiliency_ext"],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_requeued_job_ends_as_an_undisturbed_one(
+    slurm_cluster: Any, tmp_path: Path, frameworks: Callable[..., None], script: str
+) -> None:
+    frameworks(*SCRIPTS[script])
+    framework = script.partition("_")[0]
+    bare = undisturbed(script, tmp_path / "bare", MODE="dist")
     folder = slurm_cluster.home / f"requeued-{framework}"
     job = {
         "name": "adapter",
         "script": str(HERE / script),
         "nodes": 2,
-        "env": {"OUT": str(folder), "FAULTS": "0:1:11:9:wait", "OMP_NUM_THREADS": "1"},
+        "env": {
+            "OUT": str(folder),
+            "FAULTS": "0:1:11:9:wait",
+            "OMP_NUM_THREADS": "1",
+            "MODE": "dist",
+            "PYTHONPATH": os.environ["PYTHONPATH"],
+        },
         "checkpoint": {
             "namespace": f"requeued-{framework}",
             "memory": {"every_steps": 3, "keep": 2},

@@ -11,13 +11,12 @@ import pytest
 from disturbed import KILLED, LOST, broken, ends, samples, undisturbed
 
 SCRIPT = "torchtitan_script.py"
-INSTALL = "torchtitan==0.3.0 torch_checkpointing==0.1.1 tyro docstring_parser typeguard"
 
 pytestmark = pytest.mark.long(seconds=20)
 
 
 def test_a_killed_worker_and_a_lost_node_change_nothing(tmp_path: Path, frameworks: Callable[..., None]) -> None:
-    frameworks("torchtitan", "torch_checkpointing", "tyro", install=INSTALL)
+    frameworks("torchtitan", "torch_checkpointing", "tyro")
     bare = undisturbed(SCRIPT, tmp_path / "bare")
     out = broken(SCRIPT, tmp_path, KILLED, LOST, env={}, preload=["torchtitan.components.checkpointer"])
     assert samples(out) == samples(bare)
@@ -36,7 +35,7 @@ for option in ({"exclude_from_loading": ["lr_scheduler"]}, {"create_seed_checkpo
 
 
 def test_options_that_would_lose_state_are_refused(frameworks: Callable[..., None]) -> None:
-    frameworks("torchtitan", "torch_checkpointing", "tyro", install=INSTALL)
+    frameworks("torchtitan", "torch_checkpointing", "tyro")
     done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=100, check=False)
     said = done.stdout.splitlines()
     assert [line.split(":")[0].split("=")[0] for line in said] == [

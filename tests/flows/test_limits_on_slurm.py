@@ -9,7 +9,7 @@ from accounts import missing
 from test_elastic_accounts_on_slurm import four_nodes
 from waiting import until
 
-from launcher.submission.queue import why_it_waits
+from launcher.submission.queue import never_starts, why_it_waits
 from slurm import Slurm
 
 pytestmark = [
@@ -19,8 +19,12 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 
-LINES = ("add account all", "add qos small set MaxTRESPerUser=node=2", "add user {user} account=all",
-         "modify user {user} set qos+=small")  # fmt: skip
+LINES = (
+    "add account all set GrpTRES=node=3",
+    "add qos small set MaxTRESPerUser=node=2 MaxWall=01:00:00",
+    "add user {user} account=all",
+    "modify user {user} set qos+=small",
+)
 LIMITS = {"AccountingStorageEnforce": "associations,limits,qos"}
 
 
@@ -46,6 +50,18 @@ def test_it_is_told_whether_it_waits_for_ever_or_for_others() -> None:
             text = why_it_waits(job, slurm.nodes, slurm.config, slurm.limits_of)
             return text if "QOS" in text else ""
 
+        def warned(*options: str) -> list[str]:
+            held = cluster.run_as_user(
+                ["sbatch", "--parsable", "--hold", "--output=/dev/null", *options, "--wrap=true"]
+            )
+            return never_starts(slurm, held.stdout.strip().split(";")[0])
+
+        assert warned("--nodes=4") == ["account all has GrpTRES node=3, the job asks for node=4"]
+        assert warned("--nodes=3", "--time=90") == []
+        assert warned("--nodes=3", "--qos=small", "--time=90") == [
+            "QOS small has MaxTRESPU node=2, the job asks for node=3",
+            "QOS small has MaxWall 01:00:00, the job asks for 90 minutes",
+        ]
         limit = "waits in the queue: QOSMaxNodePerUserLimit; QOS small has MaxTRESPU node=2"
         too_large = submit(3)
         found = until(lambda: told(too_large), "its reason")

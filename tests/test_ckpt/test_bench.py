@@ -17,7 +17,7 @@ from s3_kit import BUCKET, S3Server, s3_server
 from torch.distributed.checkpoint import staging
 from verb_kit import ckpt
 
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.throttle import Throttle
 from ckpt_bench.figures import Figure
 
@@ -101,14 +101,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     """As somebody else sees it; the command finds the server in its environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint_url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    return Bucket(BUCKET, server.options, Throttle(None))
+    return S3Bucket(BUCKET, server.options, Throttle(None))
 
 
-def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket) -> None:
+def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: S3Bucket) -> None:
     bucket.put("here/mine", b"x")
     arguments = ["bench", f"s3://{BUCKET}/here", "--size-mib", "48", "--repeat", "1"]  # three parts, and more
     result = ckpt(*arguments, "--json")
@@ -123,7 +123,7 @@ def test_a_bucket_is_measured_beside_its_peers_and_left_as_it_was(bucket: Bucket
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_bench_leaves_nothing_in_the_bucket(bucket: Bucket, number: int) -> None:
+def test_an_interrupted_bench_leaves_nothing_in_the_bucket(bucket: S3Bucket, number: int) -> None:
     arguments = ["bench", f"s3://{BUCKET}/cut", "--size-mib", "64", "--repeat", "10000"]
     process = subprocess.Popen([sys.executable, "-m", "launcher", "ckpt", *arguments], stderr=subprocess.DEVNULL)
     try:
@@ -147,7 +147,9 @@ def test_an_interrupted_bench_leaves_nothing_in_the_bucket(bucket: Bucket, numbe
         ("/no/such/directory", "expected a directory that can be written"),
     ],
 )
-def test_a_place_that_cannot_be_measured_is_one_line_and_exit_code_2(bucket: Bucket, where: str, message: str) -> None:
+def test_a_place_that_cannot_be_measured_is_one_line_and_exit_code_2(
+    bucket: S3Bucket, where: str, message: str
+) -> None:
     result = ckpt("bench", where, "--size-mib", "16", "--repeat", "1")
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and message in result.stderr
 

@@ -17,7 +17,7 @@ from ckpt.format.shard_record import seal_json, unseal_json
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.s3_client import S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
@@ -57,14 +57,14 @@ def test_the_newest_steps_of_a_bucket_are_listed_without_a_read_of_the_others(
 ) -> None:
     for step in range(6, 40):
         bucket.commit(save_id(step))
-    get, manifests = Bucket.get, []
+    get, manifests = S3Bucket.get, []
 
-    def noted(self: Bucket, key: str, *arguments: int) -> bytes:
+    def noted(self: S3Bucket, key: str, *arguments: int) -> bytes:
         if key.endswith(NAME):
             manifests.append(key)
         return get(self, key, *arguments)
 
-    monkeypatch.setattr(Bucket, "get", noted)
+    monkeypatch.setattr(S3Bucket, "get", noted)
     assert [row["step"] for row in facts("ls", bucket.tier.where, "-n", "3")] == [39, 38, 37]
     assert len(manifests) <= 3 + connections()
 
@@ -166,13 +166,13 @@ def test_a_step_that_cannot_be_read_is_never_quarantined(
     bucket: Stored, monkeypatch: pytest.MonkeyPatch, server: S3Server
 ) -> None:
     """The credentials expire between the listing and the data."""
-    read = Bucket.get_into
+    read = S3Bucket.get_into
 
-    def expired(self: Bucket, *arguments: Any) -> None:
+    def expired(self: S3Bucket, *arguments: Any) -> None:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
-        read(Bucket(BUCKET, S3Options(endpoint_url=server.endpoint_url), Throttle(None)), *arguments)
+        read(S3Bucket(BUCKET, S3Options(endpoint_url=server.endpoint_url), Throttle(None)), *arguments)
 
-    monkeypatch.setattr(Bucket, "get_into", expired)
+    monkeypatch.setattr(S3Bucket, "get_into", expired)
     result = run("verify", bucket.tier.where, "--quarantine")
     assert result.exit_code == 3 and "nothing of it was quarantined" in result.stdout and "DAMAGED" not in result.stdout
     assert [save.step for save in bucket.tier.steps()] == [4, 3]

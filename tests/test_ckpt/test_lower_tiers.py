@@ -22,7 +22,7 @@ from ckpt.format.manifest import NAME
 from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.posix import SharedTier
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.throttle import Throttle
 
 NODES = ["a", "b", "c"]
@@ -361,7 +361,7 @@ class TestRestore:
             lose(tmp_path, "a")
             release.set()
             monkeypatch.setattr(S3Tier, "catalog", lambda self: self._bucket.get("x"))
-            monkeypatch.setattr(Bucket, "get", refused)
+            monkeypatch.setattr(S3Bucket, "get", refused)
             async with World(tmp_path, ["a"], 2, config(s3=section)) as world:
                 answer = await world.workers[0].request("plan")
                 assert "the s3 tier cannot be read: 503" in answer["error"]

@@ -19,12 +19,12 @@ from tier_kit import save_id
 from urllib3.exceptions import SSLError
 
 from ckpt.errors import ConfigError, CorruptError, NamespaceError
-from ckpt.tiers import s3_bucket
+from ckpt.tiers.bucket import PART_BYTES
 from ckpt.tiers.buckets import split_url
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.s3_client import S3Options, telling
 from ckpt.tiers.throttle import Throttle
 
@@ -103,15 +103,15 @@ def test_an_error_is_never_taken_for_an_absent_step(server: S3Server, answer: An
 def test_the_mark_that_another_agent_puts_while_we_look_is_ours_too(
     server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, anything = server.fresh_url(), Bucket.anything
+    url, anything = server.fresh_url(), S3Bucket.anything
     ours, theirs = (S3Tier(url, "ns", server.options) for _ in range(2))
 
-    def meanwhile(self: Bucket, prefix: str) -> bool:
-        monkeypatch.setattr(Bucket, "anything", anything)
+    def meanwhile(self: S3Bucket, prefix: str) -> bool:
+        monkeypatch.setattr(S3Bucket, "anything", anything)
         theirs.prepare()
         return anything(self, prefix)
 
-    monkeypatch.setattr(Bucket, "anything", meanwhile)
+    monkeypatch.setattr(S3Bucket, "anything", meanwhile)
     assert ours.prepare() == theirs.prepare()
 
 
@@ -128,17 +128,17 @@ def test_the_keys_of_another_user_are_refused(server: S3Server, monkeypatch: pyt
 def test_a_server_that_says_slow_down_is_asked_again(server: S3Server) -> None:
     answers = Answers(error(503, "SlowDown"), hello)
     with answering(answers) as options:
-        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket = S3Bucket(BUCKET, options, Throttle(None))
         assert bucket.get("key") == b"hello"
     assert not answers.left
     assert bucket._client.meta.config.retries["mode"] == "adaptive"  # botocore's: all requests slow down, not one
 
 
-def read_whole(bucket: Bucket) -> bytes:
+def read_whole(bucket: S3Bucket) -> bytes:
     return bucket.get("key")
 
 
-def read_range(bucket: Bucket) -> bytes:
+def read_range(bucket: S3Bucket) -> bytes:
     bucket.get_into("key", 0, memoryview(into := bytearray(5)))
     return bytes(into)
 
@@ -146,11 +146,11 @@ def read_range(bucket: Bucket) -> bytes:
 @pytest.mark.parametrize("read", [read_whole, read_range])
 @pytest.mark.parametrize("again", [hello, short])
 def test_an_answer_that_breaks_off_is_asked_for_again_and_in_the_end_an_error(
-    server: S3Server, read: Callable[[Bucket], bytes], again: Answer
+    server: S3Server, read: Callable[[S3Bucket], bytes], again: Answer
 ) -> None:
     answers = Answers(short, again)
     with answering(answers) as options:
-        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket = S3Bucket(BUCKET, options, Throttle(None))
         if again is hello:
             assert read(bucket) == b"hello"
         else:
@@ -168,7 +168,7 @@ def test_tls_that_fails_in_mid_body_is_an_error_like_any_other() -> None:
 def test_an_answer_longer_than_was_asked_for_is_not_taken(server: S3Server) -> None:
     """From a server, or something before it, that takes no heed of ranges."""
     with answering(hello) as options, pytest.raises(CorruptError, match="5 bytes, expected at most 4"):
-        Bucket(BUCKET, options, Throttle(None)).get_into("key", 1, memoryview(bytearray(4)))
+        S3Bucket(BUCKET, options, Throttle(None)).get_into("key", 1, memoryview(bytearray(4)))
 
 
 def test_nobody_listening_is_an_error_that_names_the_object() -> None:
@@ -233,7 +233,7 @@ def test_the_bucket_is_named_in_the_path_or_in_the_host(
         (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {configured}\n")
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     options = S3Options(endpoint_url="https://s3.site", region="us-east-1", path_style=path_style, attempts=1)
-    bucket, sent = Bucket(BUCKET, options, Throttle(None)), []
+    bucket, sent = S3Bucket(BUCKET, options, Throttle(None)), []
 
     def refuse(request: Any, **_: object) -> None:
         sent.append(request.url)
@@ -258,7 +258,7 @@ def test_a_directory_bucket_of_s3_express_is_asked_in_its_own_way(monkeypatch: p
 
     for name, value in (("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 1000)
     directory_bucket, sent = "train--usw2-az1--x-s3", []
     credentials = "".join(
         f"<{name}>{value}</{name}>"
@@ -286,7 +286,7 @@ def test_a_directory_bucket_of_s3_express_is_asked_in_its_own_way(monkeypatch: p
         body = next((text for name, text in answers.items() if name in asked), "")
         return AWSResponse(request.url, 200, {"ETag": '"tag"'}, Raw(b"" if "partNumber" in asked else body.encode()))
 
-    bucket = Bucket(directory_bucket, S3Options(region="us-west-2"), Throttle(None))
+    bucket = S3Bucket(directory_bucket, S3Options(region="us-west-2"), Throttle(None))
     assert bucket._client.meta.region_name == "us-west-2"
     bucket._client.meta.events.register("before-send.s3", answer)
     bucket.put_pieces("x/a", [(0, memoryview(bytes(1500)))])
@@ -316,7 +316,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def test_listings_of_many_pages_are_followed_to_their_end(crowded: S3Server) -> None:
     place = S3Tier(f"s3://{BUCKET}/many", "ns", crowded.options)
     assert [entry.step for entry in place.catalog()] == list(range(1100, 0, -1))
-    bucket, oldest = Bucket(BUCKET, crowded.options, Throttle(None)), f"many/ns/{directory_name(save_id(1))}/"
+    bucket, oldest = S3Bucket(BUCKET, crowded.options, Throttle(None)), f"many/ns/{directory_name(save_id(1))}/"
     keys = bucket.keys(oldest)
     assert len(keys) == len(set(keys)) == 10_000
     bucket.delete(keys)
@@ -332,11 +332,11 @@ def test_every_request_names_the_account_that_should_own_the_bucket() -> None:
         error(403, "AccessDenied")(request)
 
     with answering(foreign) as options:
-        bucket = Bucket(BUCKET, replace(options, bucket_owner="123456789012"), Throttle(None))
+        bucket = S3Bucket(BUCKET, replace(options, bucket_owner="123456789012"), Throttle(None))
         calls: list[Callable[[], object]] = [
             lambda: bucket.put("a", b"x"), lambda: bucket.get("a"), lambda: bucket.exists("a"),
             lambda: bucket.copy("a", "b"), lambda: bucket.keys("a"), lambda: bucket.delete(["a"]),
-            lambda: bucket.uploads("a"), lambda: bucket.put_pieces("a", [(s3_bucket.PART_BYTES, memoryview(b"x"))]),
+            lambda: bucket.uploads("a"), lambda: bucket.put_pieces("a", [(PART_BYTES, memoryview(b"x"))]),
         ]  # fmt: skip
         for call in calls:
             with pytest.raises(OSError):
@@ -363,9 +363,9 @@ def until_closed(request: BaseHTTPRequestHandler) -> None:
 
 @pytest.mark.parametrize("read", [read_whole, read_range])
 @pytest.mark.parametrize("answer", [in_chunks, until_closed])
-def test_an_answer_of_unknown_length_is_read_up_to_the_limit(read: Callable[[Bucket], bytes], answer: Answer) -> None:
+def test_an_answer_of_unknown_length_is_read_up_to_the_limit(read: Callable[[S3Bucket], bytes], answer: Answer) -> None:
     with answering(answer) as options:
-        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket = S3Bucket(BUCKET, options, Throttle(None))
         assert read(bucket) == b"hello" and bucket.exists("key")
         with pytest.raises(CorruptError, match=r"s3://bucket/key: 5 bytes, expected at most 4"):
             bucket.get("key", max_bytes=4)
@@ -374,7 +374,7 @@ def test_an_answer_of_unknown_length_is_read_up_to_the_limit(read: Callable[[Buc
 def test_an_answer_in_chunks_that_breaks_off_is_asked_for_again() -> None:
     answers = Answers(partial(in_chunks, last=b"5\r\nhe"), in_chunks)
     with answering(answers) as options:
-        assert Bucket(BUCKET, options, Throttle(None)).get("key") == b"hello"
+        assert S3Bucket(BUCKET, options, Throttle(None)).get("key") == b"hello"
     assert not answers.left
 
 
@@ -382,9 +382,9 @@ def test_an_answer_in_chunks_that_breaks_off_is_asked_for_again() -> None:
 @pytest.mark.parametrize(
     "call", [lambda bucket: bucket.directories(""), read_whole, lambda bucket: bucket.put("key", b"")]
 )
-def test_redirects_without_end_are_one_error(status: int, call: Callable[[Bucket], object]) -> None:
+def test_redirects_without_end_are_one_error(status: int, call: Callable[[S3Bucket], object]) -> None:
     with answering(error(status, "PermanentRedirect")) as options, pytest.raises(OSError, match=str(status)) as caught:
-        call(Bucket(BUCKET, options, Throttle(None)))
+        call(S3Bucket(BUCKET, options, Throttle(None)))
     assert str(caught.value).startswith("s3://bucket/") and "\n" not in str(caught.value)
 
 
@@ -427,7 +427,7 @@ def test_without_checksums_large_objects_and_deletions_have_none_either(monkeypa
     monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     data, server = bytes(range(256)) * (17 << 12), NoChecksums()
     with answering(server) as options:
-        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket = S3Bucket(BUCKET, options, Throttle(None))
         bucket.put("small", b"1")
         bucket.put_pieces("large", [(0, memoryview(data))])
         bucket.delete(["a", "b"])
@@ -438,7 +438,7 @@ def test_without_checksums_large_objects_and_deletions_have_none_either(monkeypa
 
 def test_a_server_that_refuses_checksums_is_an_error_that_says_how_to_turn_them_off() -> None:
     with answering(NoChecksums()) as options:
-        bucket = Bucket(BUCKET, options, Throttle(None))
+        bucket = S3Bucket(BUCKET, options, Throttle(None))
         for put in (lambda: bucket.put("k", b"1"), lambda: bucket.put_pieces("k", [(0, memoryview(bytes(17 << 20)))])):
             with pytest.raises(OSError, match="set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"):
                 put()
@@ -446,9 +446,9 @@ def test_a_server_that_refuses_checksums_is_an_error_that_says_how_to_turn_them_
 
 def test_an_answer_that_is_not_of_s3_is_an_error_that_names_what_is_missing() -> None:
     with answering(hello) as options, pytest.raises(OSError, match="s3://bucket/key: "):
-        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+        S3Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
     with answering(until_closed_empty) as options, pytest.raises(OSError, match="answer has no UploadId"):
-        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+        S3Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
 
 
 def until_closed_empty(request: BaseHTTPRequestHandler) -> None:
@@ -470,7 +470,7 @@ def test_an_error_within_a_successful_answer_fails_the_upload() -> None:
         request.wfile.write(body)
 
     with answering(answer) as options, pytest.raises(OSError, match=r"s3://bucket/key: .*InternalError"):
-        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
+        S3Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(17 << 20)))])
 
 
 def test_an_endpoint_of_the_environment_without_a_scheme_is_refused(
@@ -480,4 +480,4 @@ def test_an_endpoint_of_the_environment_without_a_scheme_is_refused(
     with pytest.raises(
         ConfigError, match=r"s3: .*minio:9000; expected an endpoint that begins with http:// or https://"
     ):
-        Bucket(BUCKET, S3Options(region="us-east-1"), Throttle(None)).get("key")
+        S3Bucket(BUCKET, S3Options(region="us-east-1"), Throttle(None)).get("key")

@@ -21,9 +21,8 @@ from test_s3 import error
 from tier_kit import WORLD, save_id, shard, stored
 
 from ckpt.format.checksums import BLOCK_BYTES
-from ckpt.tiers import s3_bucket
 from ckpt.tiers.s3 import S3Tier
-from ckpt.tiers.s3_bucket import Bucket
+from ckpt.tiers.s3_bucket import S3Bucket
 from ckpt.tiers.throttle import Throttle
 
 GAPPED = [(0, 500), (900, 300), (1950, 100), (2900, 1200), (4500, 10), (7500, 600)]  # offsets and sizes of pieces
@@ -36,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def test_a_large_file_goes_up_in_parts_that_may_span_shards(server: S3Server, monkeypatch) -> None:
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 5 << 20)
     place = stored("s3", Path(), server.options)
     place.commit(save_id(1), 2 * BLOCK_BYTES + 77)
     for entry in place.tier.read_manifest(save_id(1)).shards:
@@ -46,7 +45,7 @@ def test_a_large_file_goes_up_in_parts_that_may_span_shards(server: S3Server, mo
 
 
 def test_an_upload_that_fails_leaves_no_parts_behind(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 5 << 20)
     tier = S3Tier(server.fresh_url(), "ns", server.options)
 
     class Failing(Throttle):
@@ -101,14 +100,14 @@ def test_a_part_goes_up_at_once_with_its_checksum_and_again_unchanged_when_it_wa
     server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces that leave gaps, parts that begin and end in them: the bodies are used again, the gaps are zeros."""
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 1000)
     pieces = [(offset, memoryview(bytes([1 + offset % 255]) * nbytes)) for offset, nbytes in GAPPED]
     expected = bytearray(max(offset + len(data) for offset, data in pieces))
     for offset, data in pieces:
         expected[offset : offset + len(data)] = data
     uploads = Uploads()
     with answering(uploads) as options:
-        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", pieces)
+        S3Bucket(BUCKET, options, Throttle(None)).put_pieces("key", pieces)
     assert uploads.refused and b"".join(uploads.parts[number] for number in sorted(uploads.parts)) == expected
     for headers in uploads.headers:
         assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
@@ -119,12 +118,12 @@ def test_a_part_goes_up_at_once_with_its_checksum_and_again_unchanged_when_it_wa
 def test_whoever_wants_his_payloads_signed_says_so_where_all_programs_look(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 1000)
     (tmp_path / "config").write_text("[default]\ns3 =\n  payload_signing_enabled = true\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     uploads = Uploads()
     with answering(uploads) as options:
-        Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(1500)))])
+        S3Bucket(BUCKET, options, Throttle(None)).put_pieces("key", [(0, memoryview(bytes(1500)))])
     assert [headers["x-amz-content-sha256"] for headers in uploads.headers] == [
         sha256(bytes(int(headers["content-length"]))).hexdigest() for headers in uploads.headers
     ]
@@ -133,11 +132,11 @@ def test_whoever_wants_his_payloads_signed_says_so_where_all_programs_look(
 def test_encryption_is_asked_for_at_every_object_that_is_made(
     server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_bucket, "PART_BYTES", 1000)
+    monkeypatch.setattr("ckpt.tiers.bucket.PART_BYTES", 1000)
     copied = "<CopyObjectResult><ETag>x</ETag></CopyObjectResult>"
     uploads = Uploads(refused=True, asked=(asked := []), copied=copied.encode())
     with answering(uploads) as options:
-        bucket = Bucket(BUCKET, replace(options, sse="aws:kms", sse_kms_key_id="key"), Throttle(None))
+        bucket = S3Bucket(BUCKET, replace(options, sse="aws:kms", sse_kms_key_id="key"), Throttle(None))
         bucket.put("a", b"")
         bucket.put_pieces("b", [(0, memoryview(bytes(1001)))])
         bucket.copy("a", "c")
@@ -154,13 +153,13 @@ def test_encryption_is_asked_for_at_every_object_that_is_made(
 _KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[4])
-from ckpt.tiers import s3_bucket
+from ckpt.tiers import bucket, s3_bucket
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import new_mark
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.s3_client import S3Options
 from tier_kit import WORLD, save_id, shard
-s3_bucket.PART_BYTES = 5 << 20
+bucket.PART_BYTES = 5 << 20
 operation, count = sys.argv[1].split(":")
 left = [int(count)]
 real = s3_bucket.make_client

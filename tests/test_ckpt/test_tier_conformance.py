@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +23,9 @@ from ckpt.tiers import reads
 from ckpt.tiers.catalog import CatalogEntry, directory_name
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.mark import new_mark, parse_mark
-from ckpt.tiers.nvme import NvmeTier
 from ckpt.tiers.reads import read_blocks, read_whole, reader, verify
-from ckpt.tiers.retention import superfluous
 from ckpt.tiers.s3_client import S3Options
+from ckpt.tiers.tier import Tier
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -240,6 +238,45 @@ def test_milestones_and_the_best_steps_stay_besides_the_newest(place: Stored) ->
     assert [save.step for save in place.tier.steps()] == [8, 3]
 
 
+def manifests_read(place: Stored, patch: pytest.MonkeyPatch, lasting: Lasting) -> set[int]:
+    """The steps whose manifests `retain` reads to choose what goes; it removes nothing."""
+    get, read = type(place.tier)._get, set()
+
+    def noted(self: Tier, path: str, max_bytes: int) -> bytes:
+        if path.endswith(NAME):
+            read.add(int(path.split(".")[0].removeprefix("step-")))
+        return get(self, path, max_bytes)
+
+    with patch.context() as patched:
+        patched.setattr(type(place.tier), "_get", noted)
+        assert place.tier.retain(2, lasting=lasting) == []
+    return read
+
+
+def test_retention_reads_manifests_of_milestones_once(place: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_step = Lasting(every_steps=1)
+    for step in range(1, 7):
+        place.commit(save_id(step))
+    assert manifests_read(place, monkeypatch, every_step) == {1, 2, 3, 4, 5, 6}
+    assert manifests_read(place, monkeypatch, every_step) == {5, 6}
+    place.commit(save_id(7))
+    assert manifests_read(place, monkeypatch, every_step) == {5, 6, 7}
+
+
+def test_a_known_milestone_is_read_again_before_it_justifies_a_removal(
+    place: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 7):
+        place.commit(save_id(step))
+    milestones = Lasting(every_steps=2)
+    assert len(place.tier.retain(2, lasting=milestones)) == 2  # 2 and 4 are known, 5 and 6 are the newest
+    for step in (5, 6):
+        place.tier.quarantine(directory_name(save_id(step)), "")
+    place.put(path_of(save_id(4), NAME), b"damaged")
+    place.tier.retain(1, lasting=Lasting(every_steps=100))
+    assert [save.step for save in place.tier.steps()] == [2]
+
+
 def test_a_pinned_step_stays_until_it_is_unpinned(place: Stored) -> None:
     for step in (1, 2, 3):
         place.commit(save_id(step, line=OLD))
@@ -266,14 +303,14 @@ def test_a_step_that_has_gone_is_not_pinned(place: Stored) -> None:
 def test_a_step_that_is_pinned_while_it_is_removed_comes_back(place: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         place.commit(save_id(step))
-    module = sys.modules[NvmeTier.__base__.__module__ if place.tier.kind in ("shared", "nvme") else "ckpt.tiers.s3"]
+    superfluous = type(place.tier)._superfluous
 
     def late(*arguments: Any, **more: Any) -> list[CatalogEntry]:
         going = superfluous(*arguments, **more)
         place.again("ns").pin(save_id(2), "")  # retention has chosen the step, and has not removed it yet
         return going
 
-    monkeypatch.setattr(module, "superfluous", late)
+    monkeypatch.setattr(type(place.tier), "_superfluous", late)
     assert place.tier.retain(1) == [directory_name(save_id(1))]
     assert place.tier.steps() == [save_id(3), save_id(2)]
     for entry in place.tier.read_manifest(save_id(2)).shards:

@@ -392,7 +392,8 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.Ca
     (desk / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
     assert main(["submit", "job.yaml"]) == 1
     assert capsys.readouterr().err == (
-        "holdfast: error: sbatch refused the job: Invalid account; nothing was submitted\n"
+        "holdfast: error: sbatch refused the job: Invalid account (yours: `sacctmgr show assoc user=$USER "
+        "format=Account,Partition,QOS`); nothing was submitted\n"
     )
     assert list(Path("runs").iterdir()) == []
     assert not Path("state").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -73,6 +74,30 @@ def asked(home: Path, number: int = 0) -> set[str]:
     """The #SBATCH options of a submission."""
     lines = (home / "asked" / str(number)).read_text().splitlines()
     return {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH --")}
+
+
+LIMITED = PENDING.read_text().replace("Account=(null) QOS=(null)", "Account=team QOS=small")
+
+
+def test_a_limit_for_which_the_job_waits_for_ever_is_told_at_submission(
+    home: Path, command: Callable[[str, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    (home / "job").write_text(LIMITED.replace("JobId=8 ", "JobId=42 "))
+    config = "AccountingStorageEnforce = associations,limits"
+    command(
+        "scontrol", f'case "$*" in *config*) echo "{config}";; *job*) cat {home}/job;; *) echo "{PARTITIONS}";; esac'
+    )
+    command("sacctmgr", 'case "$*" in *qos*) echo "small|node=2||||||";; *) echo "||root||||";; esac')
+    Executor(cluster="slurm").submit(Torchrun("train.py"))
+    told = "job 42 waits for ever: QOS small has GrpTRES node=2, the job asks for node=4"
+    assert [record.message for record in caplog.records if told in record.message]
+    command("sacctmgr", "exit 1")
+    caplog.set_level(logging.INFO)
+    assert Executor(cluster="slurm").submit(Torchrun("train.py")).job_id == "43", "the job is in the queue all the same"
+    caplog.clear()
+    command("scontrol", f'case "$*" in *config*) echo;; *job*) exit 9;; *) echo "{PARTITIONS}";; esac')
+    Executor(cluster="slurm").submit(Torchrun("train.py"))
+    assert "limits of its QOS" not in caplog.text, "this site has none"
 
 
 def test_parameters_reach_sbatch_as_a_submitit_user_knows_them(home: Path, command: Any) -> None:

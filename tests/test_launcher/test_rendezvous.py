@@ -9,9 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+from torch.torch_version import TorchVersion
 
 import launcher.runner.rendezvous
 from launcher.connections import job_socket
@@ -33,6 +35,19 @@ def task(**changes: Any) -> dict[str, Any]:
 
 def client(port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+
+
+@pytest.mark.parametrize("version", ["2.6.0+cpu", "2.7.1"])
+def test_the_store_listens_on_our_socket_with_old_releases_of_torch_too(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    facts = task()
+    store = JobRendezvous(facts)
+    store.next_rendezvous()
+    assert store._store is not None and not store._store.libuvBackend
+    client(facts["master_port"]).set("a", "b")
+    assert client(facts["master_port"]).get("a") == b"b"
 
 
 @pytest.mark.skipif(bool(job_socket.filter_refused()), reason="this kernel allows this user no socket filters")

@@ -8,7 +8,7 @@ import pytest
 
 from slurm import Job, Slurm
 from slurm.command import Result
-from slurm.limits import advice, tres
+from slurm.limits import advice, exceeded, tres
 from slurm.records import Partition
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -59,6 +59,57 @@ def test_a_job_that_is_alone_beyond_a_limit_of_several_is_told_so(reason: str, t
     assert advice(reason, ASKED, lambda: HIGH) == told
 
 
+@pytest.mark.parametrize(
+    ("qos", "accounts", "told"),
+    [
+        ({"QOS q": {"MaxTRES": "node=4,gres/gpu=16"}}, {}, []),
+        ({"QOS q": {"MaxTRESPU": "node=2"}}, {}, ["QOS q has MaxTRESPU node=2, the job asks for node=4"]),
+        (
+            {"QOS q": {"GrpTRES": "cpu=8,gres/gpu=8"}},
+            {},
+            ["QOS q has GrpTRES cpu=8,gres/gpu=8, the job asks for cpu=32,gres/gpu=16"],
+        ),
+        ({"QOS q": {"MaxTRESPerNode": "gres/gpu=4"}}, {}, []),
+        (
+            {"QOS q": {"MaxTRESPerNode": "gres/gpu=2"}},
+            {},
+            ["QOS q has MaxTRESPerNode gres/gpu=2, the job asks for gres/gpu=16 on node=4"],
+        ),
+        ({"QOS q": {"MaxWall": "1-00:00:00"}}, {}, []),
+        ({"QOS q": {"MaxWall": "23:59:00"}}, {}, ["QOS q has MaxWall 23:59:00, the job asks for 1440 minutes"]),
+        (
+            {"QOS q": {"MinTRES": "gres/gpu:h100=8"}},
+            {},
+            ["QOS q has MinTRES gres/gpu:h100=8, the job asks for no gres/gpu:h100"],
+        ),
+        (
+            {},
+            {"user ann in account team": {"MaxTRES": "mem=100G"}, "account root": {"GrpTRES": "node=3"}},
+            [
+                "user ann in account team has MaxTRES mem=100G, the job asks for mem=250G",
+                "account root has GrpTRES node=3, the job asks for node=4",
+            ],
+        ),
+    ],
+)
+def test_a_limit_that_a_job_exceeds_by_itself_is_named(
+    qos: dict[str, dict[str, str]], accounts: dict[str, dict[str, str]], told: list[str]
+) -> None:
+    assert exceeded(ASKED, 86400.0, qos, accounts) == told
+
+
+def test_a_qos_overrides_the_same_limit_of_an_account_and_perhaps_that_of_another_qos() -> None:
+    small, large = {"GrpTRES": "node=2"}, {"GrpTRES": "node=8"}
+    assert exceeded(ASKED, None, {"QOS q": large}, {"account a": small}) == []
+    assert exceeded(ASKED, None, {"QOS q": large, "QOS p": small}, {}) == []
+    assert len(exceeded(ASKED, None, {"QOS q": small, "QOS p": small}, {})) == 2
+    assert len(exceeded(ASKED, None, {"QOS q": {"GrpTRES": "cpu=64"}}, {"account a": small})) == 1
+
+
+def test_a_job_without_a_time_limit_exceeds_none() -> None:
+    assert exceeded(ASKED, None, {"QOS q": {"MaxWall": "01:00:00"}}, {}) == []
+
+
 def test_resources_are_counted_in_one_unit() -> None:
     assert tres("cpu=4,mem=1.5G,gres/gpu:a100=2,node=1") == {
         "cpu": 4, "mem": 1.5 * 2**30, "gres/gpu:a100": 2, "node": 1,
@@ -71,11 +122,34 @@ def test_the_limits_of_a_job_are_those_of_its_own_qos_and_of_its_partitions() ->
     partitions = (RECORDED / "partitions.txt").read_text().replace("QoS=N/A", "QoS=small")
 
     def run(argv: list[str], **_: object) -> Result:
-        said = "normal|node=2||\nsmall||cpu=1|\nother|node=1|node=1|\n" if argv[0] == "sacctmgr" else partitions
+        qos = "normal|node=2||||||\nsmall||cpu=1||||node=1|\nother|node=1|node=1|||||\n"
+        said = qos if argv[0] == "sacctmgr" else partitions
         return Result(argv=tuple(argv), returncode=0, stdout=said, stderr="", seconds=0.0)
 
     job = Job.parse(pending)
     assert (job.qos, job.asked) == ("normal", "cpu=4,mem=250G,node=4,billing=4")
     assert Partition.parse(partitions.splitlines()[0]).qos == "small"
     found = Slurm(run=run).limits_of(job)  # type: ignore[arg-type]
-    assert found == {"normal": {"GrpTRES": "node=2"}, "small": {"MaxTRESPU": "cpu=1"}}
+    assert found == {"normal": {"GrpTRES": "node=2"}, "small": {"MaxTRESPU": "cpu=1", "MinTRES": "node=1"}}
+
+
+def test_the_limits_of_a_jobs_accounts_are_read_up_to_the_first() -> None:
+    """The user's limit for one partition holds there. Those of other users do not count."""
+    pending = (RECORDED / "job_pending.txt").read_text().replace("Account=(null)", "Account=team")
+    rows = {
+        "account=team": "||all|node=9|node=5||\nann||||node=1||\nnobody|||node=7|node=5||\nnobody|train|||node=2||\n",
+        "account=all": "||root||||\n",
+        "account=root": "||||||\nroot||||||\n",
+    }
+
+    def run(argv: list[str], **_: object) -> Result:
+        said = next((row for where, row in rows.items() if where in argv), "ClusterName = c1\n")
+        assert argv[0] == "scontrol" or "cluster=c1" in argv
+        return Result(argv=tuple(argv), returncode=0, stdout=said, stderr="", seconds=0.0)
+
+    job = Job.parse(pending)
+    assert job.account == "team"
+    assert Slurm(run=run).account_limits_of(job) == {  # type: ignore[arg-type]
+        "user nobody in account team": {"MaxTRES": "node=2"}, "account team": {"GrpTRES": "node=9"},
+        "account all": {}, "account root": {},
+    }  # fmt: skip
