@@ -14,14 +14,14 @@ from launcher.core import choice, resize
 from launcher.core.commands import GiveBack
 from launcher.core.frozen import replace
 from launcher.core.inputs import NodeIncident, NodesDrained
-from launcher.core.marks import Cause
+from launcher.core.marks import DepartureCause
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import may_be_asked
 from launcher.core.state import AttemptPhase, Stage
 from launcher.core.turn import Turn
 
 
-def mark(turn: Turn, node: str, cause: Cause, reason: str) -> None:
+def mark(turn: Turn, node: str, cause: DepartureCause, reason: str) -> None:
     """A node is to be left.
 
     Args:
@@ -30,21 +30,21 @@ def mark(turn: Turn, node: str, cause: Cause, reason: str) -> None:
     turn.state = replace(turn.state, marks=turn.state.marks.put(node, cause, reason))
 
 
-def unmark(turn: Turn, node: str, cause: Cause) -> None:
+def unmark(turn: Turn, node: str, cause: DepartureCause) -> None:
     """The cause is gone. A departure that has begun is carried on."""
     turn.state = replace(turn.state, marks=turn.state.marks.remove(node, cause))
 
 
 def on_drained(turn: Turn, given: NodesDrained) -> None:
     reasons = {node: reason for node, reason in given.reasons.items() if node in turn.state.members}
-    turn.state = replace(turn.state, marks=turn.state.marks.only(Cause.DRAINED, reasons))
+    turn.state = replace(turn.state, marks=turn.state.marks.only(DepartureCause.DRAINED, reasons))
 
 
 def on_incident(turn: Turn, given: NodeIncident) -> None:
     if given.reason is None:
-        unmark(turn, given.node, Cause.INCIDENT)
+        unmark(turn, given.node, DepartureCause.INCIDENT)
     else:
-        mark(turn, given.node, Cause.INCIDENT, given.reason)
+        mark(turn, given.node, DepartureCause.INCIDENT, given.reason)
 
 
 def advance(turn: Turn) -> None:

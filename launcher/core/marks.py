@@ -12,7 +12,7 @@ from launcher.core.frozen import replace
 from launcher.core.members import Members
 
 
-class Cause(Enum):
+class DepartureCause(Enum):
     """Why a node is to be left."""
 
     __hash__ = object.__hash__  # Enum hashes the name, in Python; marks are read in every decision
@@ -32,33 +32,33 @@ class Marks:
         settled: the members with which nothing was left to do for these marks; None: that was not looked at.
     """
 
-    table: HashTrieMap[tuple[str, Cause], str] = field(default_factory=HashTrieMap)
+    table: HashTrieMap[tuple[str, DepartureCause], str] = field(default_factory=HashTrieMap)
     told: HashTrieSet[str] = field(default_factory=HashTrieSet)
     settled: Members | None = field(default=None, compare=False)
 
     def __contains__(self, node: str) -> bool:
-        return any((node, cause) in self.table for cause in Cause)
+        return any((node, cause) in self.table for cause in DepartureCause)
 
     @property
     def nodes(self) -> frozenset[str]:
         return frozenset(node for node, _ in self.table)
 
-    def of(self, node: str) -> tuple[Cause, str] | None:
+    def of(self, node: str) -> tuple[DepartureCause, str] | None:
         """The first cause to leave a node, and the reason; None if there is none."""
-        return next(((each, self.table[node, each]) for each in Cause if (node, each) in self.table), None)
+        return next(((each, self.table[node, each]) for each in DepartureCause if (node, each) in self.table), None)
 
-    def put(self, node: str, cause: Cause, reason: str) -> Marks:
+    def put(self, node: str, cause: DepartureCause, reason: str) -> Marks:
         if self.table.get((node, cause)) == reason:
             return self
         return replace(self, table=self.table.insert((node, cause), reason), settled=None)
 
-    def remove(self, node: str, cause: Cause) -> Marks:
+    def remove(self, node: str, cause: DepartureCause) -> Marks:
         if (node, cause) not in self.table:
             return self
         marks = replace(self, table=self.table.discard((node, cause)), settled=None)
         return marks if node in marks else replace(marks, told=marks.told.discard(node))
 
-    def only(self, cause: Cause, reasons: Mapping[str, str]) -> Marks:
+    def only(self, cause: DepartureCause, reasons: Mapping[str, str]) -> Marks:
         """The marks, where exactly these nodes have one of this cause."""
         marks = self
         for node, each in self.table:

@@ -15,7 +15,7 @@ from rpds import HashTrieMap, HashTrieSet
 from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.gains import Event, Gains, after_fault
-from launcher.core.marks import Cause
+from launcher.core.marks import DepartureCause
 from launcher.core.outcomes import AttemptOutcome
 from launcher.core.stop_reasons import StopReason
 
@@ -48,7 +48,7 @@ class NodeLeaving:
     """A node that a spare replaces before it fails, according to the events.
 
     Attributes:
-        cause: a value of `marks.Cause`.
+        cause: a value of `marks.DepartureCause`.
     """
 
     cause: str
@@ -279,7 +279,7 @@ def _node_out(history: History, event: Event) -> History:
         reason=event.get("reason") or "no reason given",
         is_lost=bool(event.get("lost")),
         is_environment=bool(event.get("environment")),
-        is_drained=event.get("cause") == Cause.DRAINED.value,
+        is_drained=event.get("cause") == DepartureCause.DRAINED.value,
     )
     history = replace(history, out=history.out.insert(node, out), leaving=history.leaving.discard(node))
     if not out.is_lost:  # its runner is told to remove its memory

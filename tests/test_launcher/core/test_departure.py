@@ -10,7 +10,7 @@ from launcher.core import commands as do
 from launcher.core import inputs
 from launcher.core.commands import Order
 from launcher.core.departure import advance, mark
-from launcher.core.marks import Cause
+from launcher.core.marks import DepartureCause
 from launcher.core.members import Phase
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.core.turn import Turn
@@ -211,7 +211,7 @@ def test_an_incident_that_is_over_is_no_cause() -> None:
 def test_a_node_that_is_slow_is_left_by_the_same_way() -> None:
     play = running()
     turn = Turn(play.state, play.now_s)
-    mark(turn, "n3", Cause.SLOW, "1.4 times slower than the others")
+    mark(turn, "n3", DepartureCause.SLOW, "1.4 times slower than the others")
     advance(turn)
     leaving, settle = turn.commands
     assert isinstance(leaving, do.Record) and leaving.event == "node_leaving" and leaving.fields["cause"] == "slow"
