@@ -1,5 +1,6 @@
 """The part of a checkpoint that runs in the training process.
 
+engine      saves and loads, behind all public interfaces
 session     the worker's connection to its node's agent, and its slots
 save/       copies live state to a slot
 load/       fills live state from a saved step

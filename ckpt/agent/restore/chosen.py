@@ -10,7 +10,7 @@ from typing import Any
 from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.shards.held import held_saves, rows_of
+from ckpt.agent.shards.held import held_saves, parsed, shards_on
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.lasting import best_first
@@ -109,8 +109,8 @@ class Chosen(Part):
         return {"plan": (await asyncio.shield(self._looking[step])).to_json()}
 
     async def _on_holds(self, source: int, step: int) -> dict[str, Any]:
-        rows = rows_of(self._memory_store, self._node_disk)
-        return {"shards": [[row[0].to_json(), *row[1:]] for row in rows if row[0].step == step]}
+        held = shards_on(self._memory_store, self._node_disk)
+        return {"shards": [one.to_json() for one in held if one.save.step == step]}
 
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: of the newest line's descent, then of this run's newest attempt."""
@@ -120,7 +120,7 @@ class Chosen(Part):
                 save=held.save, world_size=held.world_size, tier="nvme" if held.on_disks else "memory",
                 nvme=held.on_disks, holders=held.holders,
             )
-            for held in held_saves(answer["shards"] for answer in answers)
+            for held in held_saves(parsed(answer["shards"]) for answer in answers)
             if not held.lost
         ]  # fmt: skip
         reasons = ["no node's memory or disk has all of it"]

@@ -12,7 +12,7 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.handover import Handover
 from ckpt.agent.restore.plan import Plan
 from ckpt.agent.save.node import SaveNode
-from ckpt.agent.shards.held import DISK, rows_of
+from ckpt.agent.shards.held import ShardKind, shards_on
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import node_memory
 from ckpt.errors import AgentError, CheckpointError, CorruptError
@@ -55,8 +55,8 @@ class RestoreNode(Part):
         self._memory_store.scan()
         if problem := await self._node_disk.scan(self._place.who, self._deadlines.answer_s * _DISK_PART / 2):
             self._listener.problem("this node's disk cannot be read", problem)
-        rows = rows_of(self._memory_store, self._node_disk)
-        shards = [[row[0].to_json(), *row[1:]] for row in rows if row[3] == DISK or not self._is_quarantined(row[0])]
+        held = shards_on(self._memory_store, self._node_disk)
+        shards = [one.to_json() for one in held if one.kind is ShardKind.DISK or not self._is_quarantined(one.save)]
         parity = self._saves.protect.inventory(self._is_quarantined)
         return {"shards": shards, "parity": parity, "nvme_last_s": self._node_disk.last_commit_s}
 
@@ -123,7 +123,7 @@ class RestoreNode(Part):
         ranks = self._context.ranks(self._place.node_rank)
         return record.world_size == self._place.world_size and rank in ranks
 
-    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
+    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.ReadAt, tier: str) -> bool:
         """Reads a shard into this node's memory, verified.
 
         False if there is no space. Raises CorruptError or OSError.
@@ -152,14 +152,14 @@ class RestoreNode(Part):
         wanted = nbytes + self._place.ranks_per_node * each + slots_bytes + account.redundancy_bytes
         return wanted <= self._memory_store.free_bytes()
 
-    async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
+    async def _bring_in(self, place: ShardPlace, read: reads.ReadAt, tier: str) -> None:
         """Reads a verified shard into a free slot of its rank. Raises CorruptError or OSError."""
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
         await self._fill(own_stem(local_rank), place, read)
         self._report_rebuilt(record, self._place.node, since_s, tier=tier)
 
-    async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
+    async def _fill(self, stem: str, place: ShardPlace, read: reads.ReadAt) -> None:
         """Reads a verified shard under a free name. Raises CorruptError or OSError."""
         name = self._memory_store.free_name(stem, self._config.slots, keep=None)
         with self._memory_store.filling(name, place.record.nbytes) as room:

@@ -25,7 +25,7 @@ from ckpt.format.memory_names import data_file, fetched_name
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 
-Source = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
+Open = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
 Fetch = Callable[[Room, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
 
 log = logging.getLogger(__name__)
@@ -181,13 +181,13 @@ class Loading(Part):
             await self._memory_store.verify_again(name)
         await self._node_disk.verify_again(save, rank)
 
-    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
+    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Open]:
         """The sources, best first, without those that were found damaged."""
         taken_in = rank in plan.fetched or rank in plan.leaving
         reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
         found = self._memory_store.find(save, rank)
-        sources: list[tuple[str, Source]] = [(self._local_path(name), partial(self._local, name)) for name in found]
+        sources: list[tuple[str, Open]] = [(self._local_path(name), partial(self._local, name)) for name in found]
         if on_disk := self._node_disk.find(save, rank):
             sources.append((str(on_disk.path), partial(self._from_disk, save, rank)))
         for node in nodes:
