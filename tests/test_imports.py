@@ -132,6 +132,21 @@ def test_rooms_of_the_launcher_import_one_way() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
+def test_a_room_of_the_agent_imports_only_rooms_below_it_in_the_map() -> None:
+    agent = ROOT / "ckpt" / "agent"
+    the_map = ast.get_docstring(ast.parse((agent / "__init__.py").read_text())) or ""
+    rooms = ["__main__", *re.findall(r"^(\w+)/? {2,}", the_map, re.MULTILINE)]
+    rooms.insert(0, rooms.pop(rooms.index("template")))  # it forks what `__main__` starts
+    wrong = []
+    for path in sorted(agent.rglob("*.py")):
+        room = path.relative_to(agent).with_suffix("").parts[0]
+        for name in imported_modules(path) if room != "__init__" else ():
+            other = name.split(".")[2] if name.startswith("ckpt.agent.") else room
+            if other != room and rooms.index(other) < rooms.index(room):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert len(rooms) > 15 and not wrong
+
+
 def test_slurm_needs_the_standard_library_and_the_base_only() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"

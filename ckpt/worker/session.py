@@ -88,8 +88,8 @@ class Session:
         if wants is not None:
             self._prefetch(wants)
         reply = self._agent.request("plan", timeout_s=deadlines.plan_s)
-        self._plan = AgreedStep(save=_save_in(reply), tier=reply["tier"], world_size=reply["world_size"])
-        self._committed = _save_in(reply, "committed")  # the newest save that this attempt has committed
+        self._plan = AgreedStep(save=reply["save"], tier=reply["tier"], world_size=reply["world_size"])
+        self._committed = reply["committed"]  # the newest save that this attempt has committed
         number, began_s = reply["next_line"]
         newest = Known(
             save=self._committed or self._plan.save, is_head=self._committed is not None or reply["is_head"],
@@ -148,7 +148,7 @@ class Session:
             reply = self._agent.request("choose", timeout_s=self._deadlines.plan_s, step=step)
         except AgentError as error:
             raise CheckpointError(f"step {step} is not the one restored at the start: {error}") from None
-        return self._saved_step(step, reply["world_size"], reply["tier"], _save_in(reply))
+        return self._saved_step(step, reply["world_size"], reply["tier"], reply["save"])
 
     def best_step(self) -> int:
         """The best step by the metric of `keep_best`; all ranks find the same one after the same saves.
@@ -392,7 +392,7 @@ class Session:
 
     def _take_up(self, agent: AgentClient, reply: dict[str, Any]) -> None:
         """Continues with another agent. Saves in flight with the lost agent are dropped."""
-        save = _save_in(reply)
+        save = reply["save"]
         for step in self._arena.rejoin(save, pinned=reply["pinned"]):
             self._count("step %d was dropped before it was committed: the agents were lost", step)
         self._agent.close()
@@ -440,27 +440,27 @@ class Session:
         step = event.get("step", 0)
         match event["event"]:
             case "committed":
-                self._committed = SaveId.from_json(event["save"])
+                self._committed = event["save"]
                 self.descent.committed(self._committed)
-                self._arena.committed(step, pinned=bool(event.get("pinned")))
+                self._arena.committed(step, pinned=event["pinned"])
                 self._report("in the memory of all nodes", event)
             case "flushed":
-                if not event.get("pinned"):
+                if not event["pinned"]:
                     self._arena.flushed(step)
-                if not event.get("reached"):
-                    self._count("step %d did not reach the %s tier; it is safe in memory", step, event.get("tier"))
+                if not event["reached"]:
+                    self._count("step %d did not reach the %s tier; it is safe in memory", step, event["tier"])
                 else:
-                    self._report(f"in tier {event.get('tier')}", event)
+                    self._report(f"in tier {event['tier']}", event)
             case "flush_dropped" if self._identity.rank == 0:
-                tier, older = event.get("tier"), event.get("under_way")
+                tier, older = event["tier"], event["under_way"]
                 log.warning("step %d does not go to the %s tier: step %s is still on its way there", step, tier, older)
             case "dropped":
                 self._arena.dropped(step)
-                self._replicas_differ |= bool(event.get("replicas_differ"))
+                self._replicas_differ |= event.get("replicas_differ", False)
                 if step not in self._dropped_here:  # else the agent repeats this rank's own report
-                    self._count("step %d was dropped before it was committed: %s", step, event.get("reason"))
+                    self._count("step %d was dropped before it was committed: %s", step, event["reason"])
             case "world_lost":
-                self._despair(str(event.get("reason")))
+                self._despair(event["reason"])
 
     def _report(self, where: str, event: dict[str, Any]) -> None:
         if self._identity.rank == 0 and "bytes" in event:
@@ -502,11 +502,6 @@ class Session:
     def _count(self, message: str, *args: object) -> None:
         self.failed_saves += 1
         log.warning("rank %d: " + message, self._identity.rank, *args)
-
-
-def _save_in(reply: dict[str, Any], name: str = "save") -> SaveId | None:
-    """The save that an agent's reply names; None if it names none."""
-    return None if reply[name] is None else SaveId.from_json(reply[name])
 
 
 def rate(nbytes: int, seconds: float) -> str:

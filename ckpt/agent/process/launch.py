@@ -64,7 +64,7 @@ def command(*, until_unused: bool = False, from_template: bool = False) -> list[
 
 def template(runner_pid: int) -> list[str]:
     """The command line of a node's template, which is a child of the node's runner. Add RESERVE to its environment."""
-    return unmoved([*PYTHON, "-m", "ckpt.agent.process.template", str(runner_pid)], 'trap "" TERM INT HUP')
+    return unmoved([*PYTHON, "-m", "ckpt.agent.template", str(runner_pid)], 'trap "" TERM INT HUP')
 
 
 def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckpt.agent.protect.gather_sum import Addend, Into, Sums, Taker, addends_of, pieces
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
@@ -101,6 +102,7 @@ class Rows:
             comes.set_result(None)
         return {row: target for row, (target, _) in asked.items()}
 
+    @serves("row")
     async def _on_row(self, source: int, save: SaveId, over: ParitySet, row: int, tag: int) -> dict[str, Any]:
         """Answers whether this member will make and send the row: if it makes its own rows in time."""
         if not self._nodes:

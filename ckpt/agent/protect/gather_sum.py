@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import Moving, PeerError, Peers, all_of
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
@@ -123,6 +124,7 @@ class Sums:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
 
+    @serves("parts")
     async def _on_parts(
         self, source: int, addend: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
     ) -> None:
@@ -136,6 +138,7 @@ class Sums:
         )
         self._peers.push(source, tag, ranges)
 
+    @serves("sum")
     async def _on_sum(
         self, source: int, addends: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
     ) -> None:

@@ -18,8 +18,8 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import read_tier_contents
-from ckpt.agent.restore.plan import Placement
-from ckpt.agent.shards.held import Held, ShardKind, held_saves, parsed, whole_in_place
+from ckpt.agent.shards.held import Held, ShardKind, held_saves, whole_in_place
+from ckpt.agent.shards.plan import Placement
 from ckpt.format.shard_record import SaveId
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class RejoinLeader(Part):
 
     async def _find(self, answers: list[dict[str, Any]]) -> SaveId | None:
         """The newest save whose every shard is in the memory of the node where its rank runs, and verifies."""
-        for save in whole_in_place([parsed(answer["shards"]) for answer in answers], self._place):
+        for save in whole_in_place([answer["shards"] for answer in answers], self._place):
             if await self._verifies(save, {node: list(self._context.ranks(node)) for node in self._context.training}):
                 return save
         return None
@@ -80,7 +80,7 @@ class RejoinLeader(Part):
         A world of another size has saved it, and this attempt has restored it. Holders may have left before its
         redundancy was complete.
         """
-        found = (parsed(answers[node]["shards"]) for node in self._context.training)
+        found = (answers[node]["shards"] for node in self._context.training)
         for held in held_saves([one for one in shards if one.kind is not ShardKind.DISK] for shards in found):
             ranks: dict[int, list[int]] = defaultdict(list)
             for rank, node in held.best.items():

@@ -21,8 +21,8 @@ from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import LostStep, TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
-from ckpt.agent.restore.plan import Plan
-from ckpt.agent.shards.held import Held, ShardKind, held_saves, parsed
+from ckpt.agent.shards.held import Held, ShardKind, held_saves
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
@@ -116,8 +116,7 @@ class RestoreLeader(Part):
         answers = await self._peers.call_all("inventory")
         for node, answer in enumerate(answers):
             self._rebuilding.note(node, answer["parity"])
-        shards = (parsed(answer["shards"]) for answer in answers)
-        held = {held.save: held for held in held_saves(shards, self._preference)}
+        held = {held.save: held for held in held_saves((answer["shards"] for answer in answers), self._preference)}
         # If nodes may have a complete step, a slow tier gets little time. Parts of a step are useless without the tier.
         is_whole = any(not one.lost for one in held.values())
         has_parity = any(answer["parity"] for answer in answers)

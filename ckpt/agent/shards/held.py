@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from ckpt.agent.shards.memory_store import MemoryStore
-from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.config import Place
-from ckpt.format.memory_names import OWN, kind_of
 from ckpt.format.shard_record import SaveId
 
 
@@ -61,22 +58,6 @@ class Held:
     def on_disks(self) -> tuple[int, ...]:
         """The ranks whose best holder has the shard only on its disk."""
         return tuple(rank for rank, node in self.best.items() if self.kinds[rank, node] is ShardKind.DISK)
-
-
-def shards_on(memory_store: MemoryStore, node_disk: NodeDisk) -> list[HeldShard]:
-    """The shards on this node."""
-    in_memory = [
-        HeldShard(
-            record.save, record.world_size, record.rank, ShardKind.OWN if kind_of(name) == OWN else ShardKind.COPY
-        )
-        for name, record in memory_store.shards().items()
-    ]
-    return [*in_memory, *(HeldShard(*row, ShardKind.DISK) for row in node_disk.rows())]
-
-
-def parsed(rows: Iterable[list[Any]]) -> list[HeldShard]:
-    """The shards that a message lists."""
-    return list(map(HeldShard.from_json, rows))
 
 
 def held_saves(
