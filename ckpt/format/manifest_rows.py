@@ -135,7 +135,7 @@ class Packed:
         return ShardRecord.from_json(
             {
                 "format": RECORD_FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank,
-                "world_size": world_size, "drain": row.flush == 1, "block_bytes": BLOCK_BYTES,
+                "world_size": world_size, "flush": row.flush == 1, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
                 "layout": layout, "metrics": metrics,
             }

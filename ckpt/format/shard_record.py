@@ -87,14 +87,14 @@ class ShardRecord:
     def to_json(self) -> dict[str, Any]:
         return {
             "format": RECORD_FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
-            "world_size": self.world_size, "drain": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
+            "world_size": self.world_size, "flush": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
             "layout": self.layout.to_json(), **({"metrics": dict(self.metrics)} if self.metrics else {}),
         }  # fmt: skip
 
     @classmethod
     @parsing("shard record")
     def from_json(cls, value: Any) -> ShardRecord:
-        """Raises CorruptError if a field is missing, malformed or of another format."""
+        """Raises CorruptError if a field is missing, malformed or of another format. 0.2.0 has written `drain`."""
         try:
             if value["format"] != RECORD_FORMAT or value["block_bytes"] != BLOCK_BYTES:
                 raise CorruptError(
@@ -105,7 +105,8 @@ class ShardRecord:
                 save=SaveId.from_json(value),
                 namespace=str(value["namespace"]), rank=int(value["rank"]), world_size=int(value["world_size"]),
                 layout=Layout.from_json(value["layout"]), blocks=tuple(map(str, value["blocks"])),
-                flush=bool(value["drain"]), metrics=parse_metrics(value.get("metrics", {})),
+                flush=bool(value["flush" if "flush" in value else "drain"]),
+                metrics=parse_metrics(value.get("metrics", {})),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"shard record: missing or malformed field: {error}") from None

@@ -62,15 +62,15 @@ def test_a_removal_while_a_save_is_staged_costs_that_save_and_no_later_one(
             assert not ckpt.should_stop(10)
             ckpt.save(10, state)
             settle(ckpt)
-            stage = ckpt._engine._stager.stage_beside
+            stage = ckpt._engine._stager.stage_overlapped
 
             def staged_into_what_was_removed(*args: Any) -> Any:
                 shutil.rmtree(node.ram_dir)
                 return stage(*args)
 
-            ckpt._engine._stager.stage_beside = staged_into_what_was_removed  # type: ignore[method-assign]
+            ckpt._engine._stager.stage_overlapped = staged_into_what_was_removed  # type: ignore[method-assign]
             ckpt.save(20, state)
-            ckpt._engine._stager.stage_beside = stage  # type: ignore[method-assign]
+            ckpt._engine._stager.stage_overlapped = stage  # type: ignore[method-assign]
             until((node.ram_dir / "agent-0.sock").exists, "the memory directory")
             assert ckpt.failed_saves == 1 and "step 20 was dropped" in caplog.text
             state["x"] += 1

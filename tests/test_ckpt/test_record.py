@@ -396,6 +396,19 @@ def test_what_is_too_short_or_no_file_is_not_mapped(tmp_path: Path) -> None:
         map_regular(tmp_path / "gone", 0, 0)
 
 
+def test_a_record_that_0_2_0_has_left_in_memory_is_read() -> None:
+    """There the flush to all tiers is named `drain`."""
+    layout = Layout(chunks=(), tree={}, nbytes=0)
+    record = ShardRecord(
+        save=SaveId(step=1, attempt=0, run_id="r"), namespace="n", rank=0, world_size=1, layout=layout, blocks=(),
+        flush=True,
+    )  # fmt: skip
+    value = record.to_json()
+    assert value["flush"] is True and ShardRecord.from_json(value) == record
+    old = {"drain" if name == "flush" else name: each for name, each in value.items()}
+    assert ShardRecord.from_json(old) == record
+
+
 # durable writes
 
 _KILLED_WRITER = """
