@@ -106,3 +106,17 @@ def test_a_script_without_a_launcher_ends_well_where_it_was_removed_just_before(
             shutil.rmtree(removed)
         with Checkpointer(namespace=namespace) as ckpt:
             assert ckpt.load(state) is None
+
+
+def test_a_script_without_a_launcher_goes_on_saving_although_nobody_replaces_its_agent() -> None:
+    state = {"x": np.arange(1000.0)}
+    with solo_namespace() as namespace, Checkpointer(namespace=namespace) as ckpt:
+        ckpt.load(state)
+        ckpt.save(1, state)
+        settle(ckpt)
+        (directory,) = solo_directories(namespace)
+        shutil.rmtree(directory)
+        until(lambda: list(directory.glob("agent-*.sock")), "the memory directory")
+        ckpt.save(2, state)
+        settle(ckpt)
+        assert (ckpt.newest_step, ckpt.failed_saves) == (2, 0)
