@@ -81,7 +81,7 @@ def measure(section: dict[str, object], nbytes: int, rounds: int) -> tuple[float
 def load(worker: AgentClient, rank: int, ahead: bool) -> None:
     """Loads as Checkpointer.load does."""
     if ahead and (step := worker.request("foreseen", timeout_s=WAIT_S)["step"]):
-        worker.send("ahead", step=step, wants=[[rank, None]])
+        worker.send("prefetch", step=step, wants=[[rank, None]])
     worker.request("plan", timeout_s=WAIT_S)
     reply = worker.request("open", timeout_s=WAIT_S, rank=rank, blocks=None)
     record = ShardRecord.from_json(reply["record"])

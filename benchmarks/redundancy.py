@@ -33,22 +33,24 @@ from rich.console import Console
 from rich.table import Table
 
 from ckpt.agent.context import Context
+from ckpt.agent.exchange import Exchange
 from ckpt.agent.process.launch import environment
 from ckpt.agent.protect.leader import RebuildLeader
-from ckpt.agent.rpc.messages import BETWEEN, message
+from ckpt.agent.protect.node import ProtectNode
+from ckpt.agent.rpc.messages import BETWEEN, message, serves
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.rpc.transport import MpiTransport
 from ckpt.agent.rpc.worker_socket import WorkerSocket
-from ckpt.agent.save.node import SaveNode
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.shards.held import Held
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
-from ckpt.agent.shards.transfer import Exchange
 from ckpt.config import CheckpointConfig, Place
 from ckpt.format.checksums import checksums
 from ckpt.format.layout import Layout
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.timeouts import AgentDeadlines
+from holdfast.base.messages import fields
 
 SCHEMES: dict[str, dict[str, Any]] = {  # by the names in redset_peer.c
     "partner": {"scheme": "partner"},
@@ -165,7 +167,7 @@ def work(root: Path, ranks: int, nbytes: int, schemes: list[str]) -> None:
 
 BETWEEN.messages.update(
     here=message("A node has come to the barrier; `done_s`: what it has measured.", done_s=float | None),
-    parity=message("What parity a node has."),
+    parity=message("What parity a node has.", answer=fields(parity=list)),
 )
 
 
@@ -177,8 +179,9 @@ class Together:
         self._here = [0] * len(peers.nodes)
         self._done_s = [0.0] * len(peers.nodes)
         self._come = asyncio.Condition()
-        peers.handle("here", self._on_here)
+        peers.serve(self)
 
+    @serves("here")
     async def _on_here(self, source: int, done_s: float | None) -> None:
         self._here[source] += 1
         self._done_s[source] = done_s or self._done_s[source]
@@ -213,6 +216,8 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
     for name in schemes:
         section = SCHEMES[name]
         config = CheckpointConfig.from_mapping({"namespace": "bench", "redundancy": section})
+        peers._handlers.clear()  # those of the scheme before it
+        peers.serve(together)
         node_disk = NodeDisk({})
         context = Context(
             place=place, config=config, deadlines=AgentDeadlines(), tiers={}, node_disk=node_disk,
@@ -220,19 +225,19 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
             exchange=Exchange(peers, memory_store, node_disk),
             listener=WorkerSocket(place.socket_path, serve_nobody),
         )  # fmt: skip
-        saves = SaveNode(context)
-        peers.handle("parity", inventory_of(saves))
+        protect = ProtectNode(context, NodeSaves(context))
+        peers.serve(Inventory(protect))
         for _ in range(ROUNDS):
-            drop_redundancy(memory_store, saves)
+            drop_redundancy(memory_store, protect)
             ring = sendrecv(peers, (rank + 1) % size, (rank - 1) % size, memory_store, sink)
             await timed(f"{name}, encode, raw", ring)
-            await timed(f"{name}, encode", saves.protect.make(SAVE, None))
+            await timed(f"{name}, encode", protect.make(SAVE, None))
             if rank == LOST:
                 memory_store.remove("own-0-0")
             await timed(f"{name}, rebuild, raw", sendrecv(peers, to, source, memory_store, sink))
-            await timed(f"{name}, rebuild", rebuild(context, saves, section["scheme"]))
+            await timed(f"{name}, rebuild", rebuild(context, section["scheme"]))
         await together.all_here()
-        drop_redundancy(memory_store, saves)
+        drop_redundancy(memory_store, protect)
         for pattern in ("copy-*", "parity-*"):
             for path in place.ram_dir.glob(pattern):
                 memory_store.remove(path.stem)
@@ -240,11 +245,15 @@ async def measure(place: Place, peers: Peers, nbytes: int, schemes: list[str]) -
     return {name: rounds[1:] for name, rounds in seconds.items()}
 
 
-def inventory_of(saves: SaveNode) -> Any:
-    async def answer(source: int) -> dict[str, Any]:
-        return {"parity": saves.protect.inventory(lambda save: False)}
+class Inventory:
+    """Answers which parity this node has."""
 
-    return answer
+    def __init__(self, protect: ProtectNode) -> None:
+        self._protect = protect
+
+    @serves("parity")
+    async def _on_parity(self, source: int) -> dict[str, Any]:
+        return {"parity": self._protect.inventory(lambda save: False)}
 
 
 async def serve_nobody(*_: Any) -> None:
@@ -277,14 +286,14 @@ async def sendrecv(
         pending = [transfer for i, transfer in enumerate(pending) if i not in done]
 
 
-def drop_redundancy(memory_store: MemoryStore, saves: SaveNode) -> None:
+def drop_redundancy(memory_store: MemoryStore, protect: ProtectNode) -> None:
     """Removes the records of the redundancy. Its memory stays: all saves but the first write into existing memory."""
-    for store in (memory_store, saves.protect._parity_store):
+    for store in (memory_store, protect._parity_store):
         for name in [name for name in store.shards() if not name.startswith("own")]:
             store.drop(name)
 
 
-async def rebuild(context: Context, saves: SaveNode, scheme: str) -> None:
+async def rebuild(context: Context, scheme: str) -> None:
     """Rebuilds as node rank 0 does: verifies the parity, then rebuilds the lost shard."""
     world = len(context.place.nodes)
     if scheme == "partner":

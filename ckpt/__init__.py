@@ -11,7 +11,8 @@
     convert/       export and import
     cli/           `holdfast ckpt`
     capacity       the memory and storage that a job's checkpoints need, and the losses they survive
-    timeouts       the deadlines of workers and agents; waits with a deadline, also for the launcher
+    cadence        how often to save, from what a save costs and how often nodes fail; outlook: what failures will cost
+    timeouts       the deadlines of workers and agents
     fork           closes Holdfast's descriptors in processes forked from a worker
     config, errors; sections: the models of the `checkpoint:` section
 

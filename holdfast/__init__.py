@@ -1,6 +1,7 @@
 """The names that users import, and the version. The code is in launcher (submit, supervise) and ckpt (save, load).
 
-Beside them: adapters/ for frameworks, base/ and settings/ and blocks.py, which all packages use.
+Beside them: adapters/ for frameworks, base/ and settings/ and blocks.py, which all packages use; rng.py and
+own_rendezvous.py, for training scripts.
 
     Checkpointer      load, should_save, save, should_stop for a training script
     CheckpointConfig  the `checkpoint:` section, for a program without a launcher

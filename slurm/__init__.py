@@ -1,4 +1,4 @@
-"""Talks to Slurm. Uses only the standard library and imports none of the other packages.
+"""Talks to Slurm. Imports the standard library and holdfast.base alone.
 
 environment.py  the variables that Slurm sets for a process inside a job
 batch_script.py  writes batch scripts; the variables that override them
@@ -12,7 +12,8 @@ hostlist.py     expands n[1-4] and compresses names
 requeue.py      how long a requeued job waits
 topology.py     which nodes are on one switch
 time_limit.py   sbatch's notations of a time limit
-command.py      the only place that runs programs
+command.py      runs programs; their failure is a SlurmError
+trust.py        whether only certain users can change a path
 conf.py         prints and lints the lines of slurm.conf that the hooks need
 preemption_conf.py  prints and lints the lines that elastic jobs need
 errors.py       the base class of all errors

@@ -15,7 +15,7 @@ from slurm.command import CommandError, CommandRunner
 from slurm.errors import SlurmError
 from slurm.hostlist import compress
 from slurm.limits import COLUMNS, OF_ONE_JOB
-from slurm.qos import FORMAT, Qos
+from slurm.qos import QOS_COLUMNS, Qos
 from slurm.records import (
     DRAINED_FORMAT,
     QUEUE_FORMAT,
@@ -195,7 +195,7 @@ class Slurm:
 
     def qos(self) -> tuple[Qos, ...]:
         """All QOS; needs accounting (slurmdbd)."""
-        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", FORMAT]
+        argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", QOS_COLUMNS]
         said = self._run(argv, env=self._env).stdout
         return tuple(Qos.parse(line) for line in said.splitlines() if line)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slurm.errors import SlurmError
 
-FORMAT = "format=Name,Priority,Preempt,PreemptMode"
+QOS_COLUMNS = "format=Name,Priority,Preempt,PreemptMode"
 
 
 @dataclass(frozen=True, kw_only=True)

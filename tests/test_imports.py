@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,15 +132,48 @@ def test_rooms_of_the_launcher_import_one_way() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
-def test_slurm_needs_the_standard_library_only() -> None:
+def test_a_room_of_the_agent_imports_only_rooms_below_it_in_the_map() -> None:
+    agent = ROOT / "ckpt" / "agent"
+    the_map = ast.get_docstring(ast.parse((agent / "__init__.py").read_text())) or ""
+    rooms = ["__main__", *re.findall(r"^(\w+)/? {2,}", the_map, re.MULTILINE)]
+    rooms.insert(0, rooms.pop(rooms.index("template")))  # it forks what `__main__` starts
+    wrong = []
+    for path in sorted(agent.rglob("*.py")):
+        room = path.relative_to(agent).with_suffix("").parts[0]
+        for name in imported_modules(path) if room != "__init__" else ():
+            other = name.split(".")[2] if name.startswith("ckpt.agent.") else room
+            if other != room and rooms.index(other) < rooms.index(room):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert len(rooms) > 15 and not wrong
+
+
+def test_slurm_needs_the_standard_library_and_the_base_only() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for package, path in modules()
         if package == "slurm"
         for name in imported(path)
-        if name.split(".")[0] not in (*sys.stdlib_module_names, "slurm")
+        if name.split(".")[0] not in (*sys.stdlib_module_names, "slurm") and not name.startswith(BASE)
     ]
     assert not wrong
+
+
+LIVE_ON = {  # modules that start a process which lives on beside theirs, or replace themselves by a program
+    "ckpt/agent/process/daemon.py", "ckpt/agent/process/launch.py", "ckpt/agent/process/shim.py",
+    "ckpt/worker/standalone/memory_dir.py", "slurm/testbed/machine.py", "slurm/testbed/namespaces.py",
+    "launcher/leadership/succession.py", "launcher/observer/start.py", "launcher/runner/agent_template.py",
+    "launcher/runner/script.py", "launcher/runner/warm.py", "launcher/runner/workers.py",
+    "launcher/scheduler/booster.py", "launcher/scheduler/child_process.py", "launcher/submission/local.py",
+}  # fmt: skip
+_LIVES_ON = re.compile(r"\b(?:Popen\(|create_subprocess_\w+\(|posix_spawn|os\.exec[lv]\w*\()")
+_ENDS = re.compile(r"\b(?:subprocess\.(?:run|call|check_call|check_output|getoutput)|os\.(?:system|popen))\(")
+
+
+def test_programs_are_run_to_their_end_by_one_runner() -> None:
+    """A deadline that kills the program alone waits on for what the program has started."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for _, path in modules()}
+    assert {path for path, text in texts.items() if _ENDS.search(text)} == set()
+    assert {path for path, text in texts.items() if _LIVES_ON.search(text)} - {"holdfast/base/programs.py"} == LIVE_ON
 
 
 def test_slurms_commands_have_one_door() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,18 @@ def test_every_stop_of_the_walks_through_ckpt_is_a_file() -> None:
     stops = re.findall(r"`([a-z_0-9/]+\.py)`", WALKS)
     assert len(stops) > 20
     assert [stop for stop in stops if not (ROOT / "ckpt" / stop).exists()] == []
+
+
+def unmapped(package: str) -> Iterator[str]:
+    """Modules and folders that the docstring of their package's `__init__` does not name."""
+    for init in sorted((ROOT / package).rglob("__init__.py")):
+        the_map = ast.get_docstring(ast.parse(init.read_text())) or ""
+        for path in init.parent.iterdir():
+            is_module = path.suffix == ".py" or (path / "__init__.py").exists()
+            if is_module and not path.stem.startswith("__") and not re.search(rf"\b{path.stem}\b", the_map):
+                yield str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("package", ["ckpt", "slurm", "holdfast"])
+def test_every_module_stands_in_the_map_of_its_package(package: str) -> None:
+    assert sorted(unmapped(package)) == []

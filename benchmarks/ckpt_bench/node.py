@@ -14,7 +14,7 @@ from ckpt.agent.rpc.client import Monitor
 from ckpt.checkpointer import Checkpointer
 from ckpt.config import CheckpointConfig, Place, environment_of
 from ckpt.errors import AgentError
-from ckpt.worker.session import GROW_THREAD
+from ckpt.worker.slots import GROW_THREAD
 
 _ANSWER_S = 120.0
 _LOOKS, _BETWEEN_LOOKS_S = 20, 0.05

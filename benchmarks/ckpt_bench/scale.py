@@ -12,8 +12,8 @@ from typing import Any
 from ckpt.format.atomic_files import read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.layout import Chunk, Layout
-from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord, seal_json
+from ckpt.format.manifest import NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
+from ckpt.format.shard_record import MAX_RECORD_BYTES, SaveId, ShardRecord, seal_json
 from ckpt_bench.figures import Figure, timed_s
 from holdfast.base.files import durable_write
 
@@ -53,7 +53,7 @@ def _one(folder: Path, world: int) -> dict[str, tuple[float, str]]:
     made: list[Manifest] = []
     built_s = timed_s(lambda: made.append(new_manifest(_SAVE, world, 0.0, merge(_SAVE, "bench", world, packs))))
     written_s = timed_s(lambda: durable_write(folder / NAME, seal_json(made[0].to_json())))
-    read_s = timed_s(lambda: made.append(parse_manifest(read_regular(folder / NAME, MAX_BYTES))))
+    read_s = timed_s(lambda: made.append(parse_manifest(read_regular(folder / NAME, MAX_RECORD_BYTES))))
     if made[1].shards[world - 1] != _place(world - 1, world):
         raise RuntimeError(f"benchmark: the record of rank {world - 1} differs after the read")
     nbytes = float((folder / "manifest.json").stat().st_size)

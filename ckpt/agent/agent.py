@@ -12,32 +12,33 @@ from typing import Any
 
 from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context
+from ckpt.agent.exchange import Exchange
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.node import FlushNode
-from ckpt.agent.process.idle_exit import IdleExit
+from ckpt.agent.idle_exit import IdleExit
 from ckpt.agent.process.launch import PID_FILE
 from ckpt.agent.process.lifetime import MemoryDirectory, leave_within, yield_to_training
+from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.rejoin.leader import RejoinLeader
 from ckpt.agent.rejoin.node import RejoinNode
 from ckpt.agent.restore.leader import RestoreLeader
 from ckpt.agent.restore.node import RestoreNode
 from ckpt.agent.restore.prefetch import PrefetchNode
 from ckpt.agent.restore.serve import Loading
-from ckpt.agent.rpc.messages import OF_RUNNER, OF_WORKER, check
+from ckpt.agent.rpc.messages import OF_RUNNER, OF_WORKER, TO_RUNNER, check, event
 from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.rpc.transport import Transport
 from ckpt.agent.rpc.worker_socket import Client, WorkerSocket
 from ckpt.agent.save.leader import SaveLeader
 from ckpt.agent.save.node import SaveNode
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
-from ckpt.agent.shards.transfer import Exchange
 from ckpt.agent.stop import Stop
 from ckpt.agent.tasks import Tasks
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import CheckpointError
-from ckpt.format.line import Line
 from ckpt.memory.board import Board
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.sets import most_in_one_domain
@@ -82,10 +83,12 @@ class Agent:
             tiers=tiers, node_disk=node_disk, exchange=Exchange(self._peers, memory_store, node_disk),
         )  # fmt: skip
         self._workers_loaded = context.workers_loaded
-        self._saves = SaveNode(context)
-        self._restore = RestoreNode(context, self._saves)
+        self._saves = NodeSaves(context)
+        self._protect = ProtectNode(context, self._saves)
+        self._saving = SaveNode(context, self._saves, self._protect)
+        self._restore = RestoreNode(context, self._saves, self._protect)
         self._loading = Loading(context, self._restore.plan, self._saves)
-        self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._saves.protect)
+        self._prefetch = PrefetchNode(context, self._restore.plan, self._loading, self._protect)
         self._board = _board_of(place)
         self._stop = Stop(context, self._board)
         self._rejoin = RejoinNode(context, self._saves, self._stop)
@@ -189,7 +192,7 @@ class Agent:
             self._restore.fail(self._peers.broken)
             self._rejoin.fail(self._peers.broken)
             self._stop.world_lost()
-            await self._saves.world_lost(f"the other agents are lost: {self._peers.broken}")
+            await self._saving.world_lost(f"the other agents are lost: {self._peers.broken}")
 
     async def _follow_parent(self) -> None:
         """Polls the parent.
@@ -233,20 +236,22 @@ class Agent:
         self._ended.set()
 
     async def _serve(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        op = message.get("op")
         if client.role == "monitor":
-            check(message, OF_RUNNER)
-            await self._serve_monitor(client, message)
+            await self._serve_monitor(client, op, check(message, OF_RUNNER))
             return None
-        if message.get("op") != "staged":  # SaveNode.staged checks it, and drops the save if it is invalid
-            check(message, OF_WORKER)
-        return await self._serve_worker(client, message)
+        if op == "staged":
+            self._workers_loaded.set()
+            self._saving.staged(client, message)  # checks it, and drops the save if it is invalid
+            return None
+        return await self._serve_worker(client, op, check(message, OF_WORKER))
 
-    async def _serve_monitor(self, client: Client, message: dict[str, Any]) -> None:
-        match message.get("op"):
+    async def _serve_monitor(self, client: Client, op: Any, message: dict[str, Any]) -> None:
+        match op:
             case "ping":
-                client.send({"event": "pong"})
+                client.send(event("pong", {}, TO_RUNNER))
             case "stop":
-                await self._saves.limit_lower(message.get("lower_s"))
+                await self._saving.limit_lower(message.get("lower_s"))
                 await self._stop.request()
             case "shutdown":
                 await self._workers_gone(message.get("workers_s", 0.0))
@@ -261,7 +266,7 @@ class Agent:
         limit_s = self._deadlines.answer_s if have_all_saved else _CUT_SHORT_S
         try:
             with contextlib.suppress(asyncio.TimeoutError):  # a save that some rank never made is not waited for
-                await within(limit_s, self._saves.await_saves())
+                await within(limit_s, self._saving.await_saves())
             await self._peers.call(0, "ask_finish")
         except PeerError as error:
             self._listener.problem("the last step was not written to the lower tiers", str(error))
@@ -278,8 +283,8 @@ class Agent:
         while time.monotonic() < deadline and any(client.role == "worker" for client in self._listener.clients):
             await asyncio.sleep(_WORKERS_POLL_S)
 
-    async def _serve_worker(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        match message.get("op"):
+    async def _serve_worker(self, client: Client, op: Any, message: dict[str, Any]) -> dict[str, Any] | None:
+        match op:
             case "plan":
                 return await self._loading.plan_for_worker()
             case "rejoin":
@@ -299,16 +304,13 @@ class Agent:
                 await self._loading.damaged(message.get("step"), message["rank"], message["path"])
             case "load_ended":
                 self._loading.loaded(client.local_rank, message.get("step"), message.get("seconds", 0.0))
-            case "staged":
-                self._workers_loaded.set()
-                self._saves.staged(client, message)
             case "drop_shard":
-                line, reason = Line.from_json(message["descent"]), f"rank {message['rank']}: {message['reason']}"
-                self._saves.drop_shard(message["step"], line, reason)
+                reason = f"rank {message['rank']}: {message['reason']}"
+                self._saving.drop_shard(message["step"], message["descent"], reason)
             case "drop_up_to":
-                await self._saves.drop_up_to(message["step"], Line.from_json(message["descent"]), message["rank"])
+                await self._saving.drop_up_to(message["step"], message["descent"], message["rank"])
             case "await_saves":
-                await self._saves.await_saves(is_closing=message.get("closing", False))
+                await self._saving.await_saves(is_closing=message.get("closing", False))
             case "bye":
                 self._finished += 1
                 log.info("local rank %d has finished", client.local_rank)

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt.agent.restore.plan import Placement
+from ckpt.agent.exchange import Exchange
 from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.rpc.worker_socket import WorkerSocket
 from ckpt.agent.shards.memory_store import MemoryStore
 from ckpt.agent.shards.node_disk import NodeDisk
-from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.shards.plan import Placement
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.line import Line

@@ -12,6 +12,7 @@ import asyncio
 from typing import Any
 
 from ckpt.agent.context import Context, Part
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.memory.board import Board
 
@@ -65,6 +66,7 @@ class Stop(Part):
         if not self._boundary:
             self._board.clear_gate()
 
+    @serves("ask_stop")
     async def _on_ask_stop(self, source: int) -> None:
         if self._lead is None or self._lead.done():
             self._lead = asyncio.ensure_future(self._agree())
@@ -100,14 +102,17 @@ class Stop(Part):
                     return False
                 await asyncio.sleep(_RETRY_S)
 
+    @serves("save_every")
     async def _on_save_every(self, source: int, boundary: int, steps: int, before: int) -> None:
         self._board.set_every_steps(steps, before=before, boundary=boundary)
 
+    @serves("gate")
     async def _on_gate(self, source: int) -> dict[str, Any]:
         self._board.set_gate(1)
         await asyncio.sleep(_SETTLE_S)
         return {"boundary": self._board.boundary()}
 
+    @serves("stop_at")
     async def _on_stop_at(self, source: int, boundary: int) -> None:
         self._decide(boundary)
 

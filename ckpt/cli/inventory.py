@@ -26,7 +26,7 @@ from ckpt.tiers.lookup import is_url, tiers_at
 from ckpt.tiers.mark import MARK
 from ckpt.tiers.posix import read_file
 from ckpt.tiers.quarantine import noted_reason
-from ckpt.tiers.reads import Read, reader
+from ckpt.tiers.reads import ReadAt, reader
 from ckpt.tiers.retention import why_lasting
 from ckpt.tiers.tier import Tier
 
@@ -37,7 +37,7 @@ class StoredShard:
 
     record: ShardRecord | ParityRecord
     where: str
-    read: Read
+    read: ReadAt
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.lines import lines_of
 from ckpt.tiers.lookup import open_namespace
 
-Place = Annotated[
+NamespacePath = Annotated[
     str, typer.Argument(metavar="PATH", help="A namespace's folder in a shared directory, or its bucket's URL.")
 ]
 Step = Annotated[int, typer.Argument(metavar="STEP", min=0, help="A committed step.")]
@@ -23,7 +23,7 @@ LineOption = Annotated[
 
 
 def pin(
-    path: Place,
+    path: NamespacePath,
     step: Step,
     line: LineOption = None,
     note: Annotated[str, typer.Option("--note", metavar="WORDS", help="Why it is pinned, for `ls`.")] = "",
@@ -45,7 +45,7 @@ def pin(
     typer.echo(f"step {step} of namespace {tier.namespace} {'was pinned already' if was else 'is pinned'}")
 
 
-def unpin(path: Place, step: Step, line: LineOption = None, as_json: JsonOption = False) -> None:
+def unpin(path: NamespacePath, step: Step, line: LineOption = None, as_json: JsonOption = False) -> None:
     """Remove a step's pin. The next retention or `gc` treats it as any other step."""
     with reported():
         tier = open_namespace(path)

@@ -25,7 +25,7 @@ from ckpt.tiers.throttle import Throttle
 from ckpt.tiers.tier import Tier
 
 _PLACE = "a shared checkpoint directory, or s3://bucket/prefix (also gs:// and az://)"
-Source = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
+SourceArgument = Annotated[str, typer.Argument(metavar="PATH", help=f"A namespace's folder in {_PLACE}.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def copy(
-    source: Source,
+    source: SourceArgument,
     destination: Annotated[str, typer.Argument(metavar="DST", help="Another such directory or URL.")],
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Only this step; by default all committed ones.")
@@ -79,7 +79,7 @@ def copy(
 
 
 def collect(
-    path: Source,
+    path: SourceArgument,
     keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Number of newest committed steps to keep.")],
     left: Annotated[
         bool, typer.Option("--left", help="Also remove the steps of all lines of descent but the newest.")
@@ -122,7 +122,7 @@ def collect(
 
 
 def export(
-    path: Source,
+    path: SourceArgument,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="The step; by default the newest.")] = None,
     dcp: Annotated[Path | None, typer.Option("--dcp", metavar="DIR", help="Write a torch DCP directory here.")] = None,
     safetensors: Annotated[

@@ -25,7 +25,7 @@ _BYTES_A_SECOND = 4 << 20
 _MEMORY_BYTES = 4 << 30  # and _MEMORY_TIMES the largest file
 _MEMORY_TIMES = 16
 
-Advance = Callable[[int], object]
+Advance = Callable[[int], object]  # called with the number of bytes after each part
 
 
 class Confinement:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from ckpt.errors import ConfigError, CorruptError, StateError
 from ckpt.format.atomic_files import open_regular, read_regular
 
-MAX_BYTES = 1 << 31  # of the metadata
+MAX_METADATA_BYTES = 1 << 31  # of the metadata
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {
     *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
@@ -61,7 +61,7 @@ class DirectoryReader(FileSystemReader):
             OSError: the file cannot be read.
         """
         try:
-            metadata = _Unpickler(io.BytesIO(read_regular(self._file, MAX_BYTES))).load()
+            metadata = _Unpickler(io.BytesIO(read_regular(self._file, MAX_METADATA_BYTES))).load()
         except (CorruptError, OSError):
             raise
         except Exception as error:

@@ -8,7 +8,7 @@ import mmap
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 
 from ckpt.config import owner_of
-from ckpt.convert.confined import Confinement, confined
+from ckpt.convert.confined import Advance, Confinement, confined
 from ckpt.convert.dcp_directory import DirectoryReader, load_object, size_of
 from ckpt.convert.full_step import FullStep
 from ckpt.errors import CheckpointError, ConfigError, CorruptError, StateError, one_line
@@ -37,7 +37,6 @@ from ckpt.worker.dcp_objects import Serialised
 from ckpt.worker.load.match import DCP
 from ckpt.worker.tensors import dtype_name, view_bytes
 
-Advance = Callable[[int], object]  # called with the number of bytes after each part
 _IMPORTED = "import"  # run id of imported steps
 
 

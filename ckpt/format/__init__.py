@@ -3,6 +3,7 @@
 layout         the bytes of each tensor in a shard, and the structure of the state around them
 checksums      checksums over fixed-size blocks of a shard
 shard_record   the record beside a shard: its writer, step, layout and checksums
+lasting        metrics and pins: the steps that stay, and why
 line           the line of descent of a save: which steps it continues
 manifest       one committed step in a lower tier: every shard and the location of its bytes
 manifest_rows  the rows of a manifest, with equal parts stored once

@@ -16,7 +16,7 @@ from ckpt.format.rank_grid import Spread
 
 _MAX_LOOKS = 1 << 30  # sizes that all checks of one table look at; even runs are looked at once for all ranks
 
-Run = tuple[int, tuple[int, ...], bool]  # end of the run in the table, offsets, whether in units of the chunk's sizes
+TableRun = tuple[int, tuple[int, ...], bool]  # end in the table, offsets, whether in units of the chunk's sizes
 
 
 class ChunkTable:
@@ -56,7 +56,7 @@ class ChunkTable:
         Raises:
             CorruptError: a chunk is not a box inside its tensor, or lies outside the shard.
         """
-        runs: list[Run] = []
+        runs: list[TableRun] = []
         end = 0
         for count, numbers, unit in rows:
             first, end = end, end + _number(count)
@@ -89,7 +89,7 @@ class ChunkTable:
 class Chunks(Sequence[Chunk]):
     """The chunks of one rank, each made on access."""
 
-    def __init__(self, table: ChunkTable, runs: list[Run]) -> None:
+    def __init__(self, table: ChunkTable, runs: list[TableRun]) -> None:
         self.table = table
         self._runs = runs
 

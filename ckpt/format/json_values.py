@@ -22,7 +22,7 @@ from ckpt.format.json_kinds import class_name, find_class, kind_of, kind_of_tag
 
 Path = tuple[Any, ...]
 Extend = Callable[[Any, Path], Any]
-Resolve = Callable[[str, Any], Any]
+Decode = Callable[[str, Any], Any]
 
 _FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple, Counter, deque)}
 
@@ -72,7 +72,7 @@ def encode(value: Any, path: Path = (), extend: Extend | None = None) -> Any:
     return extend(value, path)
 
 
-def decode(node: Any, resolve: Resolve | None = None) -> Any:
+def decode(node: Any, resolve: Decode | None = None) -> Any:
     """Converts a JSON form back to its value.
 
     Args:

@@ -16,10 +16,9 @@ from ckpt.errors import CorruptError, FormatError
 from ckpt.format.lasting import parse_metrics
 from ckpt.format.manifest_rows import Packed, Packer
 from ckpt.format.parsing import parsing
-from ckpt.format.shard_record import MAX_BYTES as MAX_BYTES
 from ckpt.format.shard_record import SaveId, ShardRecord, unseal_json
 
-FORMAT = 2  # that of Holdfast 0.2.0 too; a release reads every format since then
+MANIFEST_FORMAT = 2  # that of Holdfast 0.2.0 too; a release reads every format since then
 SINCE = "0.2.0"  # the first release that reads this format, for the messages of older ones
 NAME = "manifest.json"
 _FILE = re.compile(r"(?:node|rank)-[0-9]{5}\.data")
@@ -86,7 +85,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT, "since": SINCE, "namespace": self.namespace, **self.save.to_json(),
+            "format": MANIFEST_FORMAT, "since": SINCE, "namespace": self.namespace, **self.save.to_json(),
             "world_size": self.world_size, "created": self.created_s, "nbytes": self.nbytes,
             **({"partial": True} if self.partial else {}),
             **({"metrics": self.shards.metrics} if self.shards.metrics else {}),
@@ -103,11 +102,12 @@ class Manifest:
             FormatError: another release has written it, in a format that this one does not know.
         """
         try:
-            if value["format"] != FORMAT:
+            if value["format"] != MANIFEST_FORMAT:
                 since = value.get("since")
                 by = f"{since:.20} or newer" if isinstance(since, str) and since.isprintable() else "of another version"
                 raise FormatError(
-                    f"written by Holdfast {by}, in format {value['format']!r:.20}; this release reads format {FORMAT}"
+                    f"written by Holdfast {by}, in format {value['format']!r:.20}; "
+                    f"this release reads format {MANIFEST_FORMAT}"
                 )
             save, namespace, world_size = SaveId.from_json(value), str(value["namespace"]), value["world_size"]
             packed, partial = Packed.from_json(value), value.get("partial", False) is True

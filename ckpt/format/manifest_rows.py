@@ -21,7 +21,7 @@ from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.chunk_table import Chunks, ChunkTable
 from ckpt.format.layout import Chunk, Layout
 from ckpt.format.parsing import parsing
-from ckpt.format.shard_record import FORMAT, SaveId, ShardRecord
+from ckpt.format.shard_record import RECORD_FORMAT, SaveId, ShardRecord
 
 _CHECKSUM_DIGITS = 32
 
@@ -134,8 +134,8 @@ class Packed:
             layout = table.layout_at(self.parts[row.offsets], self.parts[row.tree], row.nbytes)
         return ShardRecord.from_json(
             {
-                "format": FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank, "world_size": world_size,
-                "drain": row.flush == 1, "block_bytes": BLOCK_BYTES,
+                "format": RECORD_FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank,
+                "world_size": world_size, "flush": row.flush == 1, "block_bytes": BLOCK_BYTES,
                 "blocks": [blocks[i : i + _CHECKSUM_DIGITS] for i in range(0, len(blocks), _CHECKSUM_DIGITS)],
                 "layout": layout, "metrics": metrics,
             }

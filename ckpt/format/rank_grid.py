@@ -10,7 +10,7 @@ from typing import Any
 from ckpt.format.boxes import Box
 from ckpt.format.parsing import parsing
 
-MAX_DIMS = 64  # of a grid
+MAX_GRID_DIMS = 64  # of a grid
 MAX_RANKS = 99_999  # of a run: names of files have five digits
 UNKNOWN = -1  # a split whose boxes only the layouts give
 
@@ -80,8 +80,8 @@ class Spread:
     def from_json(cls, value: Any) -> Spread:
         """Raises CorruptError unless the grid has a rank in each place."""
         shape, ranks, regular, splits = value
-        if len(shape) > MAX_DIMS or any(type(n) is not int or not 0 <= n <= MAX_RANKS for n in (*shape, *ranks)):
-            raise ValueError(f"{value!r:.200}: expected numbers of ranks, and at most {MAX_DIMS} dimensions")
+        if len(shape) > MAX_GRID_DIMS or any(type(n) is not int or not 0 <= n <= MAX_RANKS for n in (*shape, *ranks)):
+            raise ValueError(f"{value!r:.200}: expected numbers of ranks, and at most {MAX_GRID_DIMS} dimensions")
         spread = cls(
             shape=tuple(shape),
             ranks=range(ranks[0], ranks[0] + ranks[1]) if regular else tuple(ranks),

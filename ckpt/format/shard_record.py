@@ -22,8 +22,8 @@ from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import MAX_RANKS
 from holdfast.base.files import durable_write
 
-FORMAT = 1
-MAX_BYTES = 1 << 29  # of a record
+RECORD_FORMAT = 1
+MAX_RECORD_BYTES = 1 << 29  # of a record
 _MAX_VALUES = 1 << 23  # of its JSON; each takes up to 100 bytes of memory
 
 
@@ -86,26 +86,27 @@ class ShardRecord:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
-            "world_size": self.world_size, "drain": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
+            "format": RECORD_FORMAT, **self.save.to_json(), "namespace": self.namespace, "rank": self.rank,
+            "world_size": self.world_size, "flush": self.flush, "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
             "layout": self.layout.to_json(), **({"metrics": dict(self.metrics)} if self.metrics else {}),
         }  # fmt: skip
 
     @classmethod
     @parsing("shard record")
     def from_json(cls, value: Any) -> ShardRecord:
-        """Raises CorruptError if a field is missing, malformed or of another format."""
+        """Raises CorruptError if a field is missing, malformed or of another format. 0.2.0 has written `drain`."""
         try:
-            if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
+            if value["format"] != RECORD_FORMAT or value["block_bytes"] != BLOCK_BYTES:
                 raise CorruptError(
                     f"shard record: format {value['format']}, blocks of {value['block_bytes']} bytes; "
-                    f"expected {FORMAT}, {BLOCK_BYTES}"
+                    f"expected {RECORD_FORMAT}, {BLOCK_BYTES}"
                 )
             record = cls(
                 save=SaveId.from_json(value),
                 namespace=str(value["namespace"]), rank=int(value["rank"]), world_size=int(value["world_size"]),
                 layout=Layout.from_json(value["layout"]), blocks=tuple(map(str, value["blocks"])),
-                flush=bool(value["drain"]), metrics=parse_metrics(value.get("metrics", {})),
+                flush=bool(value["flush" if "flush" in value else "drain"]),
+                metrics=parse_metrics(value.get("metrics", {})),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"shard record: missing or malformed field: {error}") from None
@@ -123,10 +124,10 @@ class ShardRecord:
 def seal_json(value: dict[str, Any]) -> bytes:
     """JSON with its own checksum on a second line, which shows damage. Raises StateError if no reader would take it."""
     body = dump_json(value)
-    if len(body) >= MAX_BYTES - 64 or _values_in(body, len(body)) > _MAX_VALUES:
+    if len(body) >= MAX_RECORD_BYTES - 64 or _values_in(body, len(body)) > _MAX_VALUES:
         raise StateError(
-            f"record: {len(body)} bytes with {_values_in(body, len(body))} values, expected at most {MAX_BYTES} and "
-            f"{_MAX_VALUES}; store large lists and texts as arrays or bytes"
+            f"record: {len(body)} bytes with {_values_in(body, len(body))} values, expected at most "
+            f"{MAX_RECORD_BYTES} and {_MAX_VALUES}; store large lists and texts as arrays or bytes"
         )
     return body + b"\n" + checksum(body).encode() + b"\n"
 
@@ -161,7 +162,7 @@ def write_record(directory: Path, name: str, record: ShardRecord) -> None:
 
 def read_record(directory: Path, name: str) -> ShardRecord:
     """Raises CorruptError for a damaged record, FileNotFoundError if there is none."""
-    return ShardRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))
+    return ShardRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_RECORD_BYTES)))
 
 
 def drop_record(directory: Path, name: str) -> None:

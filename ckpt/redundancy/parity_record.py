@@ -16,7 +16,7 @@ from ckpt.format.atomic_files import read_regular
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import MAX_RANKS
-from ckpt.format.shard_record import FORMAT, MAX_BYTES, SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.format.shard_record import MAX_RECORD_BYTES, RECORD_FORMAT, SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.redundancy.stripes import Stripes
 from holdfast.base.files import durable_write
 
@@ -90,7 +90,7 @@ class ParityRecord:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT, **self.save.to_json(), "namespace": self.namespace, "world_size": self.world_size,
+            "format": RECORD_FORMAT, **self.save.to_json(), "namespace": self.namespace, "world_size": self.world_size,
             "over": self.over.to_json(), "members": list(self.members), "index": self.index,
             "headers": [header.to_json() for header in self.headers],
             "block_bytes": BLOCK_BYTES, "blocks": list(self.blocks),
@@ -100,8 +100,8 @@ class ParityRecord:
     @parsing("parity record")
     def from_json(cls, value: Any) -> ParityRecord:
         """Raises CorruptError if a field is missing, malformed or of another format."""
-        if value["format"] != FORMAT or value["block_bytes"] != BLOCK_BYTES:
-            raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {FORMAT}")
+        if value["format"] != RECORD_FORMAT or value["block_bytes"] != BLOCK_BYTES:
+            raise CorruptError(f"parity record: format {value['format']!r:.20}, expected {RECORD_FORMAT}")
         record = cls(
             save=SaveId.from_json(value), namespace=str(value["namespace"]), world_size=int(value["world_size"]),
             over=ParitySet.from_json(value["over"]), members=tuple(map(str, value["members"])),
@@ -131,4 +131,4 @@ def write_parity(directory: Path, name: str, record: ParityRecord) -> None:
 
 def read_parity(directory: Path, name: str) -> ParityRecord:
     """Raises CorruptError for a damaged record, FileNotFoundError if there is none."""
-    return ParityRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_BYTES)))
+    return ParityRecord.from_json(unseal_json(read_regular(directory / f"{name}.json", MAX_RECORD_BYTES)))

@@ -3,7 +3,8 @@
 tier       the interface of a tier
 posix      a shared directory; lustre: its striping; direct_io: writes without the page cache
 nvme       a directory on each node's own disk
-s3         a bucket; bucket: the interface of a service; s3_bucket, s3_client: S3; cloud_bucket: gs:// and az://
+s3         a bucket; bucket: the interface of a service; buckets: which service a URL names; s3_bucket, s3_client: S3;
+           cloud_bucket: gs:// and az://
 open       opens the configured tiers, nearest first; the newest step of each, for the supervisor
 reads      reads shards from a tier and verifies them
 catalog    the steps in a tier, and which of them can be restored

@@ -19,7 +19,7 @@ RANGE_BYTES = 8 << 20  # of one GET
 _MAX_PARTS = 10_000
 MAX_SMALL_BYTES = 1 << 20
 
-Piece = tuple[int, memoryview]  # offset in the object, and bytes
+ObjectPart = tuple[int, memoryview]  # offset in the object, and bytes
 
 
 class Bucket(ABC):
@@ -39,7 +39,7 @@ class Bucket(ABC):
     def put(self, key: str, data: bytes | bytearray) -> None:
         """Put a small object in one request."""
 
-    def put_pieces(self, key: str, pieces: Sequence[Piece]) -> None:
+    def put_pieces(self, key: str, pieces: Sequence[ObjectPart]) -> None:
         """Put an object from pieces of memory, with zeros between them."""
         pieces = sorted(pieces, key=lambda piece: piece[0])
         size = max((offset + len(data) for offset, data in pieces), default=0)
@@ -105,7 +105,7 @@ class Bucket(ABC):
         """Abort a multipart upload of `uploads`, which removes its parts."""
 
     @abstractmethod
-    def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
+    def _put_parts(self, key: str, pieces: Sequence[ObjectPart], size: int, part_bytes: int) -> None:
         """Put a large object in parallel parts. `pieces` are in order; each part is made by `cut`."""
 
     @abstractmethod
@@ -125,7 +125,7 @@ def part_bytes_of(size: int) -> int:
     return max(PART_BYTES, -(-size // _MAX_PARTS))
 
 
-def cut(pieces: Iterable[Piece], start: int, body: bytearray) -> bytearray:
+def cut(pieces: Iterable[ObjectPart], start: int, body: bytearray) -> bytearray:
     """Fill `body` with the object's bytes from `start` on. `pieces` are in order."""
     end, done = start + len(body), start
     with memoryview(body) as into:  # assigning to a slice of a bytearray would copy first

@@ -15,7 +15,7 @@ from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json
 
 CLAIM = "owner.json"
-MAX_BYTES = 65536
+MAX_CLAIM_BYTES = 65536
 _SINCE_0_3 = ("name", "script")
 
 
@@ -70,7 +70,7 @@ def parse_claim(data: bytes, where: str) -> Claim:
         CorruptError: the data are not a claim.
     """
     try:
-        value = json.loads(data[:MAX_BYTES])
+        value = json.loads(data[:MAX_CLAIM_BYTES])
         optional = {name: value.get(name, "") for name in _SINCE_0_3}
         claim = Claim(**{field.name: {**value, **optional}[field.name] for field in fields(Claim)})
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpt.errors import ConfigError, CorruptError
-from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
+from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, ObjectPart, cut
 from ckpt.tiers.s3_client import AccessError, S3Options, connections
 from ckpt.tiers.throttle import Throttle
 
@@ -32,7 +32,7 @@ class CloudBucket(Bucket):
         with self._errors(key) as (store, obstore):
             obstore.put(store, key, bytes(data), use_multipart=False)
 
-    def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
+    def _put_parts(self, key: str, pieces: Sequence[ObjectPart], size: int, part_bytes: int) -> None:
         def bodies() -> Iterator[bytes]:
             for start in range(0, size, part_bytes):
                 body = cut(pieces, start, bytearray(min(part_bytes, size - start)))

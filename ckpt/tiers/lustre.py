@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
 from pathlib import Path
+
+from holdfast.base.programs import ProgramError, run
 
 _MOUNTS = Path("/proc/self/mounts")
 _TIMEOUT_S = 60.0
@@ -36,12 +37,6 @@ def set_stripe(directory: Path, stripe_count: int) -> None:
     if lfs is None:
         return
     try:
-        done = subprocess.run(
-            [lfs, "setstripe", "--stripe-count", str(stripe_count), os.fspath(directory)],
-            check=False, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        problem = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    if problem:
-        log.warning("%s: lfs setstripe --stripe-count %d: %s", directory, stripe_count, problem)
+        run([lfs, "setstripe", "--stripe-count", str(stripe_count), os.fspath(directory)], timeout_s=_TIMEOUT_S)
+    except ProgramError as error:
+        log.warning("%s: its layout is the default one: %s", directory, error)

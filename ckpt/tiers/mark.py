@@ -15,10 +15,10 @@ import xxhash
 
 from ckpt.errors import NamespaceError
 from ckpt.format.atomic_files import dump_json
-from ckpt.format.shard_record import FORMAT
+from ckpt.format.shard_record import RECORD_FORMAT
 
 MARK = "holdfast.json"
-MAX_BYTES = 65536
+MAX_MARK_BYTES = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,14 @@ class DamagedMark(NamespaceError):
 def new_mark(namespace: str, *, node: str | None = None) -> bytes:
     """Make the mark of a new folder, for the current user."""
     optional = {} if node is None else {"node": node}
-    content = {"format": FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()}
+    content = {"format": RECORD_FORMAT, "namespace": namespace, "uid": os.getuid(), **optional, "created": time.time()}
     return dump_json(content | {"checksum": _checksum(content)})
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
     """Read a mark. Raises DamagedMark if the data are not a mark."""
     try:
-        value = json.loads(data[:MAX_BYTES])
+        value = json.loads(data[:MAX_MARK_BYTES])
         if value.pop("checksum") != _checksum(value):
             raise ValueError("its checksum differs")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

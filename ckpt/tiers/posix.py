@@ -28,7 +28,7 @@ from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.claim import Claim
 from ckpt.tiers.direct_io import DirectFile
 from ckpt.tiers.lustre import on_lustre, set_stripe
-from ckpt.tiers.mark import MARK, MAX_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
+from ckpt.tiers.mark import MARK, MAX_MARK_BYTES, DamagedMark, Mark, check_mark, new_mark, parse_mark
 from ckpt.tiers.own_folder import own_folder
 from ckpt.tiers.quarantine import REASON, quarantined_name, reason_json
 from ckpt.tiers.throttle import Throttle
@@ -277,7 +277,7 @@ def _own_mark(folder: Path, namespace: str) -> Mark | None:
 def read_mark(folder: Path) -> Mark:
     """Read the mark of a namespace's folder. Raises NamespaceError if it cannot be read, DamagedMark if damaged."""
     try:
-        data = read_regular(folder / MARK, MAX_BYTES)
+        data = read_regular(folder / MARK, MAX_MARK_BYTES)
     except (CorruptError, OSError) as error:
         raise NamespaceError(f"{folder / MARK}: cannot be read ({error}); restore or remove it") from None
     return parse_mark(data, str(folder / MARK))

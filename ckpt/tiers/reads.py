@@ -20,21 +20,21 @@ from ckpt.tiers.tier import Tier
 
 WINDOW_BLOCKS = 16  # number of blocks in one read of a verification; enough for parallel connections
 
-Read = Callable[[int, memoryview], None]  # (start, memory): fills the memory with a shard's bytes from `start` on
+ReadAt = Callable[[int, memoryview], None]  # (start, memory): fills the memory with a shard's bytes from `start` on
 
 
-def reader(tier: Tier, save: SaveId, place: ShardPlace) -> Read:
+def reader(tier: Tier, save: SaveId, place: ShardPlace) -> ReadAt:
     """The function that reads one shard of a tier."""
     return lambda start, into: tier.read(save, place, start, into)
 
 
-def read_blocks(read: Read, data: memoryview, blocks: Iterable[int] | None) -> None:
+def read_blocks(read: ReadAt, data: memoryview, blocks: Iterable[int] | None) -> None:
     """Fill blocks (None: all) of `data`, the memory of the whole shard. Neighbouring blocks are one read. No checks."""
     for first, end in runs(range(-(-len(data) // BLOCK_BYTES)) if blocks is None else sorted(set(blocks))):
         read(first * BLOCK_BYTES, data[first * BLOCK_BYTES : end * BLOCK_BYTES])
 
 
-def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
+def read_whole(read: ReadAt, place: ShardPlace, data: memoryview) -> None:
     """Fill a shard's memory and verify it. Raises CorruptError if a block does not match its checksum."""
     read_blocks(read, data, None)
     if damaged := damaged_blocks(data, place.record.blocks):
@@ -43,7 +43,7 @@ def read_whole(read: Read, place: ShardPlace, data: memoryview) -> None:
             raise CorruptError(_mismatch(place, damaged[0]))
 
 
-def verify(read: Read, place: ShardPlace) -> None:
+def verify(read: ReadAt, place: ShardPlace) -> None:
     """Verify a shard through a buffer of limited size. Raises CorruptError at the first block that does not match."""
     for block in find_damaged(read, place.record.nbytes, place.record.blocks):
         raise CorruptError(_mismatch(place, block))
@@ -82,7 +82,7 @@ def _room(nbytes: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), nbytes))
 
 
-def find_damaged(read: Read, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
+def find_damaged(read: ReadAt, nbytes: int, expected: Sequence[str]) -> Iterator[int]:
     """Yield the indices of the blocks of a shard or parity that do not match their checksums.
 
     Raises:

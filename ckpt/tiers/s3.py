@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 
 from ckpt.errors import NamespaceError
 from ckpt.format.lasting import NOTHING_ELSE, Lasting
-from ckpt.format.manifest import MAX_BYTES, NAME, ShardPlace
-from ckpt.format.shard_record import SaveId
+from ckpt.format.manifest import NAME, ShardPlace
+from ckpt.format.shard_record import MAX_RECORD_BYTES, SaveId
 from ckpt.tiers.buckets import open_bucket, split_url
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.mark import MARK, DamagedMark, Mark, check_mark, new_mark, parse_mark
@@ -125,7 +125,7 @@ class S3Tier(Tier):
         """Removes a step's manifest; puts it back if the step is pinned now, and returns False."""
         manifest, key = b"", self._key(name, NAME)
         with contextlib.suppress(FileNotFoundError):
-            manifest = self._bucket.get(key, MAX_BYTES)
+            manifest = self._bucket.get(key, MAX_RECORD_BYTES)
         self._bucket.delete([key])
         if name not in self.pins():
             return True

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpt.errors import CorruptError
-from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, Piece, cut
+from ckpt.tiers.bucket import MAX_SMALL_BYTES, Bucket, ObjectPart, cut
 from ckpt.tiers.parallel import in_parallel
 from ckpt.tiers.s3_client import broke_off, connections, has_checksums, make_client, telling
 
@@ -33,7 +33,7 @@ class S3Bucket(Bucket):
         with telling(self._url(key)):
             self._client.put_object(Bucket=self._name, Key=key, Body=data, **self._options.encryption)
 
-    def _put_parts(self, key: str, pieces: Sequence[Piece], size: int, part_bytes: int) -> None:
+    def _put_parts(self, key: str, pieces: Sequence[ObjectPart], size: int, part_bytes: int) -> None:
         with_sums = has_checksums(self._client)
         with telling(self._url(key)):
             algorithm = {"ChecksumAlgorithm": "CRC32"} if with_sums else {}

@@ -16,8 +16,8 @@ from pathlib import Path
 from ckpt.errors import CheckpointError, ConfigError, CorruptError
 from ckpt.format.lasting import NOTHING_ELSE, Lasting
 from ckpt.format.line import Line, newest_line
-from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, new_manifest, parse_manifest
-from ckpt.format.shard_record import SaveId, ShardRecord, seal_json, unseal_json
+from ckpt.format.manifest import NAME, Manifest, ShardPlace, new_manifest, parse_manifest
+from ckpt.format.shard_record import MAX_RECORD_BYTES, SaveId, ShardRecord, seal_json, unseal_json
 from ckpt.tiers.catalog import (
     CatalogEntry,
     committed,
@@ -26,8 +26,7 @@ from ckpt.tiers.catalog import (
     line_ids,
     newest_first,
 )
-from ckpt.tiers.claim import CLAIM, Claim, parse_claim
-from ckpt.tiers.claim import MAX_BYTES as CLAIM_BYTES
+from ckpt.tiers.claim import CLAIM, MAX_CLAIM_BYTES, Claim, parse_claim
 from ckpt.tiers.direct_io import PAGE_BYTES
 from ckpt.tiers.quarantine import QUARANTINED, REASON, parse_reason
 from ckpt.tiers.retention import superfluous
@@ -87,7 +86,7 @@ class Tier(ABC):
     def read_claim(self) -> Claim | None:
         """Read the claim; None if no run has claimed the namespace. Raises CorruptError if the claim is damaged."""
         try:
-            return parse_claim(self._get(CLAIM, CLAIM_BYTES), f"{self.where}/{CLAIM}")
+            return parse_claim(self._get(CLAIM, MAX_CLAIM_BYTES), f"{self.where}/{CLAIM}")
         except FileNotFoundError:
             return None
 
@@ -336,11 +335,11 @@ class Tier(ABC):
         return {}
 
     def _manifest(self, directory: str) -> Manifest:
-        return parse_manifest(self._get(f"{directory}/{NAME}", MAX_BYTES), partial=self.node_local)
+        return parse_manifest(self._get(f"{directory}/{NAME}", MAX_RECORD_BYTES), partial=self.node_local)
 
     def _reason(self, directory: str) -> str:
         try:
-            return parse_reason(self._get(f"{directory}/{REASON}", MAX_BYTES))
+            return parse_reason(self._get(f"{directory}/{REASON}", MAX_RECORD_BYTES))
         except (FileNotFoundError, NotADirectoryError, CorruptError):
             return parse_reason(b"")
 

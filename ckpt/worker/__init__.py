@@ -1,6 +1,10 @@
 """The part of a checkpoint that runs in the training process.
 
-session     the worker's connection to its node's agent, and its slots
+engine      saves and loads, behind all public interfaces
+session     one worker's loads and saves with the agents
+link        the connection to the node's agent, and to those that replace it
+slots       the slots that a rank stages into, and the outcome of the saves in them
+save_in_flight  one save, from its slot to the agent
 save/       copies live state to a slot
 load/       fills live state from a saved step
 standalone/ agents that the script starts itself, without a launcher

@@ -27,13 +27,16 @@ from ckpt.native.memcpy import threads_per_rank
 from ckpt.sections import AUTO, AUTO_FROM
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.boundaries import Cadence, leave_sigterm_to_the_stop
+from ckpt.worker.link import Identity
 from ckpt.worker.load.match import Restoration
 from ckpt.worker.load.shard_reader import SavedStep
 from ckpt.worker.placement import Piece
 from ckpt.worker.save.flatten import take_apart
 from ckpt.worker.save.replicas import World
-from ckpt.worker.save.staging import Stager
-from ckpt.worker.session import Identity, Session, Stage, rate
+from ckpt.worker.save.staging import StagePlan, Stager, plan_of
+from ckpt.worker.save_in_flight import SaveInFlight
+from ckpt.worker.session import Session
+from ckpt.worker.slots import rate
 from ckpt.worker.standalone.mpi import ProgramAgents
 from ckpt.worker.standalone.one_node import SoloAgent
 
@@ -163,8 +166,8 @@ class Engine:
                 log.info("loaded step %d of %s from %s: %s", loaded, of, saved.tier, rate(saved.bytes_read, seconds))
         elif self.rank == 0:
             log.info("no checkpoint of namespace %s: nothing is loaded", self._config.namespace)
-        with contextlib.suppress(StateError):  # save() raises it
-            session.prepare(self._stager.plan(take_apart(state, self._world)))
+        with contextlib.suppress(StateError), self._lock:  # save() raises it
+            session.prepare(self._stager.plan(take_apart(state, self._world)).nbytes)
         return loaded
 
     def _may_save_again(self) -> None:
@@ -223,8 +226,10 @@ class Engine:
 
     def _save_state(self, step: int, state: dict[str, Any], asked: Asked) -> None:
         parts = take_apart(state, self._world)
-        nbytes = self._stager.plan(parts)
-        self._save(step, nbytes, lambda slot: self._stager.stage_beside(slot, parts), asked)
+        plan = self._stager.plan(parts)
+        with self._save(step, plan, asked) as save:
+            if save is not None:
+                save.staged(*self._stager.stage_overlapped(save.slot, plan, parts))
 
     def save_pieces(
         self, step: int, pieces: list[Piece], tree: Any, *, flush: bool, metrics: Mapping[str, Any] | None = None
@@ -232,9 +237,10 @@ class Engine:
         """Saves tensors that are already flattened, under a tree of the caller's."""
         asked = Asked(flush=flush, since_s=time.monotonic(), metrics=self._finite(step, metrics))
         with self._lock:
-            nbytes = self._stager.plan_pieces(pieces)
-            tensors = [piece.data for piece in pieces]
-            self._save(step, nbytes, lambda slot: (self._stager.stage(slot, tensors, tree), None), asked)
+            plan = plan_of(pieces)
+            with self._save(step, plan, asked) as save:
+                if save is not None:
+                    save.staged(self._stager.stage(save.slot, plan, [piece.data for piece in pieces], tree))
 
     def _finite(self, step: int, metrics: Mapping[str, Any] | None) -> dict[str, float]:
         """The metrics as plain numbers. Those that are infinite or not a number are left out, which is logged once."""
@@ -272,7 +278,9 @@ class Engine:
             self._delays_collection = False
             gc.enable()
 
-    def _save(self, step: int, nbytes: int, stage: Stage, asked: Asked) -> None:
+    @contextlib.contextmanager
+    def _save(self, step: int, plan: StagePlan, asked: Asked) -> Iterator[SaveInFlight | None]:
+        """A save for the `with` block to stage; None if it was dropped."""
         if not isinstance(step, int) or not 0 <= step < _STEPS_END:
             raise StateError(f"step: got {step!r:.80}, expected a whole number of at least 0 and below {_STEPS_END}")
         self._only_loaded = None
@@ -281,10 +289,11 @@ class Engine:
                 f"rank {self.rank}: another Checkpointer of this process saves to the same memory; use one"
             )
         stopping = self._cadence is not None and self._cadence.stopping
-        self.connect().save(
-            step, nbytes, stage, tokens=self._stager.tokens, flush=asked.flush or stopping, metrics=asked.metrics,
+        with self.connect().save(
+            step, plan.nbytes, tokens=plan.tokens, flush=asked.flush or stopping, metrics=asked.metrics,
             since_s=asked.since_s,
-        )  # fmt: skip
+        ) as save:  # fmt: skip
+            yield save
         if self._cadence is not None:
             self._cadence.saved(step)
 

@@ -18,7 +18,7 @@ from ckpt.worker.lazy_torch import is_dtensor, torch
 from ckpt.worker.tensors import Local
 
 Group = Sequence[int]  # ranks that hold the same data, in the order in which they divide it
-Run = tuple[int, int]  # of indices along one dimension: the first index and the count
+IndexRun = tuple[int, int]  # of indices along one dimension: the first index and the count
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def cut(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[PlacedBox, ...]:
     """The boxes at one coordinate of a mesh, divided as torch does: by the mesh's dimensions in turn."""
-    runs: list[list[Run]] = [[(0, size)] for size in shape]
+    runs: list[list[IndexRun]] = [[(0, size)] for size in shape]
     for size, at, placement in zip(mesh, coordinate, placements, strict=True):
         if not placement.is_replicate():
             taken = _taken(placement, sum(count for _, count in runs[placement.dim]), size, at)
@@ -92,7 +92,7 @@ def cut(
     )
 
 
-def _taken(placement: Any, count: int, parts: int, at: int) -> list[Run]:
+def _taken(placement: Any, count: int, parts: int, at: int) -> list[IndexRun]:
     """The runs of `count` indices that a placement gives to the member `at` of `parts`."""
     if type(placement) is torch.distributed.tensor.Shard:
         step = -(-count // parts)
@@ -107,9 +107,9 @@ def _taken(placement: Any, count: int, parts: int, at: int) -> list[Run]:
     return [(int(rows[start]), int(n)) for start, n in zip(starts, counts, strict=True)] or [(count, 0)]
 
 
-def _pick(runs: list[Run], taken: list[Run]) -> Iterator[Run]:
+def _pick(runs: list[IndexRun], taken: list[IndexRun]) -> Iterator[IndexRun]:
     """The runs of indices that `taken` selects, counted along `runs`; one empty run if it selects none."""
-    found: list[Run] = []
+    found: list[IndexRun] = []
     for first, count in taken:
         start = 0
         for base, size in runs:
@@ -123,7 +123,7 @@ def _pick(runs: list[Run], taken: list[Run]) -> Iterator[Run]:
     yield from found or [(sum(runs[-1]), 0)]
 
 
-def _with_local(runs: list[Run]) -> Iterator[tuple[int, int, int]]:
+def _with_local(runs: list[IndexRun]) -> Iterator[tuple[int, int, int]]:
     """Each run's start in the local tensor, its first index and its length."""
     local = 0
     for first, count in runs:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import queue
-import subprocess
 import threading
 import time
 import urllib.request
@@ -20,6 +19,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 from holdfast.base.files import durable_write
+from holdfast.base.programs import ProgramError, run
 from launcher.job.notify import Notify, is_url
 from launcher.observer.notices import Notice
 
@@ -203,18 +203,12 @@ def _command(argv: tuple[str, ...]) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
         environment = {**os.environ, "HOLDFAST_NOTICE": notice.kind, "HOLDFAST_NOTICE_TEXT": notice.line}
         try:
-            done = subprocess.run(
-                argv, input=json.dumps(notice.to_mapping() | {"line": notice.line}), env=environment, text=True,
-                capture_output=True, timeout=4 * _TIMEOUT_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise DeliveryError(f"{argv[0]} did not end in {4 * _TIMEOUT_S:g} s") from None
-        except (OSError, ValueError) as error:
-            raise DeliveryError(
-                f"{argv[0]} cannot be run ({getattr(error, 'strerror', error)})", is_final=True
-            ) from None
+            text = json.dumps(notice.to_mapping() | {"line": notice.line})
+            done = run(argv, input=text, env=environment, timeout_s=4 * _TIMEOUT_S, check=False)
+        except ProgramError as error:
+            raise DeliveryError(f"{argv[0]}: {error.reason}", is_final=not error.was_started) from None
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["it prints nothing"])[-1]
             raise DeliveryError(f"{argv[0]} exits with {done.returncode}: {last[:200]}")
 
     return send

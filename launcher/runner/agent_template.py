@@ -1,4 +1,4 @@
-"""Controls the node's template, from which checkpoint agents are forked (ckpt.agent.process.template)."""
+"""Controls the node's template, from which checkpoint agents are forked (ckpt.agent.template)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The programs that Slurm calls: prolog, epilog, health check and reboot as root, the task prolog as the job's user.
 
-They use only the standard library and nothing of lifecycle; they read the result of its checks from the verdict file.
+They use only the standard library and holdfast.base, and nothing of lifecycle; they read the result of its checks from
+the verdict file.
 As root, a hook follows no symbolic link, trusts no name, path or environment value that a user can set, and ends within
 its limit even if something hangs. docs/internals/on_disk.md lists the files that hooks keep on a node.
 

@@ -9,7 +9,7 @@ from slurm.command import CommandError, run
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.log import log
 
-WAYS: Sequence[Sequence[str]] = (
+COMMANDS: Sequence[Sequence[str]] = (
     ("/usr/bin/systemctl", "reboot"),
     ("/sbin/shutdown", "-r", "now"),
     ("/sbin/reboot", "-f"),  # if the init system hangs
@@ -19,7 +19,7 @@ WAYS: Sequence[Sequence[str]] = (
 def reboot(hook: Hook) -> int:
     """Reboots by the administrator's program; without one, by the init system, then by the kernel."""
     log.info("rebooting node %s", hook.node)
-    for argv in [(hook.settings.reboot,)] if hook.settings.reboot else WAYS:
+    for argv in [(hook.settings.reboot,)] if hook.settings.reboot else COMMANDS:
         if not os.access(argv[0], os.X_OK):
             continue
         try:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slurm.command import run
 from slurm.testbed.daemons import daemon_environment, munged, slurm_daemon
 from slurm.testbed.namespaces import LINK_READY, NAMESPACES_READY, START_DAEMON
 from slurm.testbed.plan import ClusterPlan, load_plan
@@ -31,7 +32,7 @@ def main(run_dir: Path, machine: str) -> None:
     socket.sethostname(machine)
     _mount(plan, machine)
     _configure_network(plan, machine)
-    subprocess.run(munged(plan, machine), env=daemon_environment(plan), check=True)  # returns once munged is ready
+    run(munged(plan, machine), env=daemon_environment(plan))  # returns once munged is ready
 
     def start_daemon(*_: object) -> None:
         subprocess.Popen(slurm_daemon(plan, machine), env=daemon_environment(plan), start_new_session=True)
@@ -62,15 +63,15 @@ def _mount(plan: ClusterPlan, machine: str) -> None:
     for name in ("munge", "nvme", "spool"):
         (own / name).mkdir(parents=True, exist_ok=True)
     os.chown(own / "nvme", plan.account.pw_uid, plan.account.pw_gid)
-    _command("mount", "-t", "proc", "proc", "/proc")
+    run(["mount", "-t", "proc", "proc", "/proc"])
     paths = needed_paths()
     replaced = [Path("/dev/shm"), Path("/tmp")]  # PMIx fails if nodes share /tmp
     replaced += [barrier for barrier in barriers(paths, plan.account.pw_uid) if not _is_below(barrier, replaced)]
-    _command("sh", "-c", view_script(replaced, paths))
-    _command("mount", "--bind", str(plan.hosts_file), "/etc/hosts")
-    _command("mount", "--bind", str(own / "nvme"), str(plan.nvme))
+    run(["sh", "-c", view_script(replaced, paths)])
+    run(["mount", "--bind", str(plan.hosts_file), "/etc/hosts"])
+    run(["mount", "--bind", str(own / "nvme"), str(plan.nvme)])
     if machine in plan.nodes:  # the host uses the controller's munge, so that one stays visible to the host
-        _command("mount", "--bind", str(own / "munge"), str(plan.munge_dir))
+        run(["mount", "--bind", str(own / "munge"), str(plan.munge_dir)])
 
 
 def _is_below(path: Path, directories: list[Path]) -> bool:
@@ -79,11 +80,7 @@ def _is_below(path: Path, directories: list[Path]) -> bool:
 
 def _configure_network(plan: ClusterPlan, machine: str) -> None:
     script = f"link set lo up\naddress add {plan.address(machine)}/24 dev eth0\nlink set eth0 up\n"
-    subprocess.run(["ip", "-batch", "-"], input=script.encode(), check=True)
-
-
-def _command(*argv: str) -> None:
-    subprocess.run(argv, check=True)
+    run(["ip", "-batch", "-"], input=script)
 
 
 def _reap_forever() -> None:

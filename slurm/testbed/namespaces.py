@@ -21,7 +21,7 @@ from slurm.command import CommandRunner
 from slurm.testbed.daemons import SYSTEM_PATH
 from slurm.testbed.plan import ClusterPlan, TestbedError
 
-MARK = "HOLDFAST_CLUSTER_RUN_DIR"
+RUN_DIR_VARIABLE = "HOLDFAST_CLUSTER_RUN_DIR"
 BOOT_TIMEOUT_S = 20.0
 NAMESPACES_READY = b"namespaces ready\n"  # a machine's first process writes this to stdout, then waits for LINK_READY
 LINK_READY = b"network link ready\n"  # the answer, on stdin of the machine's first process
@@ -155,7 +155,7 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 def _processes(plan: ClusterPlan) -> Iterator[int]:
     """PIDs of root's live processes that have the cluster's run directory in their environment."""
-    wanted = f"{MARK}={plan.run_dir}".encode()
+    wanted = f"{RUN_DIR_VARIABLE}={plan.run_dir}".encode()
     for entry in os.listdir("/proc"):
         # The process has ended meanwhile; or it has more privileges than we do, so we have not started it.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -187,4 +187,4 @@ def _ip(plan: ClusterPlan, run: CommandRunner, *arguments: str) -> None:
 
 
 def _marked(plan: ClusterPlan) -> dict[str, str]:
-    return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", MARK: str(plan.run_dir)}
+    return {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", RUN_DIR_VARIABLE: str(plan.run_dir)}

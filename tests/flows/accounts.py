@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm.testbed.namespaces import MARK, find_machine, wait_until
+from slurm.testbed.namespaces import RUN_DIR_VARIABLE, find_machine, wait_until
 from slurm.testbed.plan import CONTROLLER, load_plan
 
 PROGRAMS = ("slurmdbd", "sacctmgr", "mariadbd")
@@ -112,7 +112,12 @@ class Accounts:
         return ["nsenter", f"--target={pid}", "--net", "--mount", "--uts", "--ipc", "--pid", *argv]
 
     def _environment(self) -> dict[str, str]:
-        return {"PATH": _SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self._conf), MARK: str(self._conf.parent)}
+        return {
+            "PATH": _SYSTEM_PATH,
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": str(self._conf),
+            RUN_DIR_VARIABLE: str(self._conf.parent),
+        }
 
     def _run(self, argv: list[str], input: str = "") -> str:
         done = subprocess.run(

@@ -121,7 +121,7 @@ def test_agents_are_forked_from_their_nodes_templates_and_none_is_needed(job: Br
         return str(job.cluster.run_on_node(node, ["sh", "-c", look]).stdout)
 
     check_in_place(job, job.recover(lambda: job.signal("KILL", 0)), "process_exit")
-    assert "ckpt.agent.process.template" in parent()
+    assert "ckpt.agent.template" in parent()
     template = r"^[^ ]*python.* ckpt\.agent\.process\.template"
     job.cluster.run_on_node(node, ["pkill", "-STOP", "-f", template])
     check_in_place(job, job.recover(lambda: job.signal("KILL", 3)), "process_exit")

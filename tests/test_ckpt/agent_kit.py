@@ -355,7 +355,7 @@ class World:
 
     def has_sealed(self, node: int, step: int, local_rank: int = 0) -> bool:
         """Whether a node has sealed a local rank's shard of a save in flight."""
-        save = self.agents[node]._saves._in_flight.get(step)
+        save = self.agents[node]._saving._in_flight.get(step)
         return save is not None and local_rank in save.names
 
     async def tear(self, step: int, slot: int, node: int, data: bytes | None = None) -> None:
@@ -366,7 +366,7 @@ class World:
 
         for number, agent in enumerate(self.agents):
             if number != node:
-                agent._peers.handle("publish", never)
+                agent._peers._handlers["publish"] = never
         for worker in self.workers:
             worker.save(step, slot, data)
         record = self.places[node].ram_dir / f"own-0-{slot}.json"
@@ -379,7 +379,7 @@ class World:
             await asyncio.Event().wait()
 
         for agent in self.agents:
-            agent._peers.handle("protect", never)
+            agent._peers._handlers["protect"] = never
         for worker in self.workers:
             worker.save(step, slot)
         records = [place.ram_dir / f"own-0-{slot}.json" for place in self.places]
@@ -392,14 +392,14 @@ class World:
             raise AgentError("not heard")
 
         for agent in self.agents:
-            agent._peers.handle("commit_save", deaf)
+            agent._peers._handlers["commit_save"] = deaf
         for step in steps:
             for worker in self.workers:
                 worker.save(step, slot)
             await self.monitors[0].event("problem", what="commit not heard by every node", step=step)
             assert all(step in copies(place.ram_dir) for place in self.places)
         for agent in self.agents:
-            agent._peers.handle("commit_save", agent._saves._on_commit_save)
+            agent._peers._handlers["commit_save"] = agent._saving._on_commit_save
 
     async def plan(self) -> dict[str, Any]:
         """The plan, the same for every worker; `pinned` as the first was told, for that flush may end meanwhile."""

@@ -16,12 +16,12 @@ from typing import Any
 
 from agent_kit import World, config, run
 
+from ckpt.agent.exchange import Exchange
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.protect.gather_sum import Sums
 from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.save.node import SaveNode
 from ckpt.agent.shards.memory_store import MemoryStore, ParityStore
-from ckpt.agent.shards.transfer import Exchange
 from ckpt.format import atomic_files as files
 from ckpt.format import shard_record as shard
 from ckpt.tiers.posix import SharedTier
@@ -97,7 +97,7 @@ STAGES: dict[str, Callable[[], None]] = {
     "before a copy's record": lambda: before(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
     "before a copy's record is renamed": lambda: before(files.os, "replace", named("copy-")),
     "after a copy's record": lambda: after(MemoryStore, "publish", lambda s, n, r: n[:4] == "copy" and of_20(r)),
-    "first commit heard": lambda: before(SaveNode, "_tidy", lambda s: s.newest.step == 20),
+    "first commit heard": lambda: before(SaveNode, "_tidy", lambda s: s._saves.newest.step == 20),
     "before a node's file": lambda: before(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
     "after a node's file": lambda: after(SharedTier, "write_node", lambda t, s, *_: s.step == 20),
     "before the manifest": lambda: before(SharedTier, "commit", lambda t, s, *_: s.step == 20),

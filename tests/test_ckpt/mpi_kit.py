@@ -20,6 +20,7 @@ from waiting import until
 from ckpt.agent.process.launch import command, environment, mpirun_options
 from ckpt.agent.rpc.client import AgentClient, Monitor
 from ckpt.errors import AgentError
+from holdfast.base.messages import plain
 
 WAIT_S = 30.0
 _sessions = tempfile.TemporaryDirectory(prefix="mpi-")
@@ -47,7 +48,7 @@ class Client(AgentClient):
     """A worker's connection."""
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        return with_step(super().request(op, timeout_s=timeout_s, **fields))
+        return with_step(plain(super().request(op, timeout_s=timeout_s, **fields)))
 
 
 class AgentProcesses:

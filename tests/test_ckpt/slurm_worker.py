@@ -41,7 +41,7 @@ def work(attempt: int) -> None:
         for saved in range(plan["world_size"]):
             reply = worker.request("open", timeout_s=60, rank=saved, blocks=None)
             assert Path(reply["path"]).read_bytes()[:NBYTES] == content(saved, STEP, NBYTES)
-    step = plan["save"] and plan["save"]["step"]
+    step = plan["save"] and plan["save"].step
     print(f"{node} attempt {attempt} step {step} of {plan['world_size']} ranks from {plan['tier']}", flush=True)
 
 

@@ -133,7 +133,7 @@ def test_a_flush_is_answered_when_the_worker_has_been_told_of_a_drop_and_not_bef
 
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            saves, worker = world.agents[0]._saves, world.workers[0]
+            saves, worker = world.agents[0]._saving, world.workers[0]
             worker.save(10, 0)
             await until(lambda: 10 in saves._in_flight)
             slow = saves._in_flight[10].tasks.hold(slow_to_end())
@@ -241,14 +241,14 @@ def test_when_the_transport_fails_a_promised_save_stays_and_nobody_waits_for_it(
 
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
-            protect = world.agents[1]._saves._on_protect
+            protect = world.agents[1]._saving._on_protect
 
             async def promise_then_lose_the_world(source, save):
                 await protect(source, save)
                 for transport in world.fake.transports:
                     transport.fail = "MPI_ERR_PROC_FAILED"
 
-            world.agents[1]._peers.handle("protect", promise_then_lose_the_world)
+            world.agents[1]._peers._handlers["protect"] = promise_then_lose_the_world
             for worker in world.workers:
                 worker.save(10, 0)
             await world.monitors[1].event("problem", what="the other agents are lost")
@@ -494,7 +494,7 @@ def test_a_source_that_falls_silent_is_named(tmp_path):
 
     async def test():
         async with World(tmp_path, ["a", "b"], 0, config(), deadlines=replace(DEADLINES, stall_s=0.1)) as world:
-            world.agents[1]._peers.handle("shard_bytes", promises_bytes_and_sends_none)
+            world.agents[1]._peers._handlers["shard_bytes"] = promises_bytes_and_sends_none
             for worker in world.workers:
                 worker.save(10, 0)
             assert "node b: no bytes moved for 0.1 s" in (await world.workers[0].event("dropped", step=10))["reason"]

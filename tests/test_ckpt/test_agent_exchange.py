@@ -25,7 +25,7 @@ def test_the_record_of_another_shard_than_was_asked_for_is_refused(tmp_path: Pat
                 return await there._on_record(source, save, rank=3)
 
             assert (await here.record(1, save_id(10), 2)).rank == 2
-            world.agents[1]._peers.handle("record", other)
+            world.agents[1]._peers._handlers["record"] = other
             with pytest.raises(PeerError, match="node b: sent rank 3 of "):
                 await here.record(1, save_id(10), 2)
 
@@ -48,7 +48,7 @@ def test_what_a_name_held_is_given_up_before_other_bytes_come_there(tmp_path: Pa
                 seen.append(record.exists())
                 await there._on_shard_bytes(source, **fields)
 
-            world.agents[1]._peers.handle("shard_bytes", watched)
+            world.agents[1]._peers._handlers["shard_bytes"] = watched
             await here.pull(1, save_id(20), 1, record.stem)
             assert seen == [False] and record.exists()
 
@@ -63,7 +63,7 @@ def test_a_file_into_which_bytes_may_still_come_is_never_used_again(tmp_path: Pa
         async with World(tmp_path, NODES, 0, config(scheme="none")) as world:
             await world.save(10, slot=0)
             here = world.agents[0]._saves._context.exchange
-            world.agents[1]._peers.handle("shard_bytes", refuse)
+            world.agents[1]._peers._handlers["shard_bytes"] = refuse
             with pytest.raises(PeerError, match="gone"):
                 await here.pull(1, save_id(10), 1, "copy-1-0-0")
             assert not list((tmp_path / "a").glob("copy-*"))

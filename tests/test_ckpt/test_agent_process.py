@@ -122,10 +122,11 @@ def test_in_an_mpi_world_lost_nodes_are_rebuilt_from_parity(root, redundancy, lo
 
 
 _DYING = """
-import importlib, os, runpy, signal, sys
+import functools, importlib, os, runpy, signal, sys
 module, owner, method, before = sys.argv[1].split(":")
 owner = getattr(importlib.import_module(module), owner)
 real, left = getattr(owner, method), [int(before)]
+@functools.wraps(real)
 def dying(*args, **more):
     if any(getattr(value, "step", None) == 20 for value in (*args, *more.values())):
         left[0] -= 1
@@ -146,7 +147,7 @@ def dying(stage: str, calls_before: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("redundancy", "stage"),
     [
-        ({"scheme": "partner"}, "ckpt.agent.shards.transfer:Exchange:_on_shard_bytes"),
+        ({"scheme": "partner"}, "ckpt.agent.exchange:Exchange:_on_shard_bytes"),
         ({"scheme": "xor"}, "ckpt.agent.protect.gather_sum:Sums:_on_parts"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.node:ProtectNode:_on_lengths"),
         ({"scheme": "rs", "parity": 2}, "ckpt.agent.protect.gather_sum:Sums:_on_parts"),

@@ -27,7 +27,7 @@ from ckpt.format.shard_record import read_record
 from ckpt.tiers.posix import SharedTier
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.load import shard_reader as saved_module
-from ckpt.worker.session import MAP_THREAD, rate
+from ckpt.worker.slots import MAP_THREAD, rate
 
 
 @pytest.fixture
@@ -258,15 +258,15 @@ def test_a_second_save_of_the_same_structure_reuses_plan_and_views(node: Node) -
             ckpt.save(step, state)
             settle(ckpt)
         stager = ckpt._engine._stager
-        chunks, views = stager._chunks, dict(stager._views)
+        plan, views = stager._planned[1], dict(stager._views)
         for step in range(5, 8):
             ckpt.save(step, state)
             settle(ckpt)
-        assert stager._chunks is chunks
-        assert all(stager._views[index][1] is views[index][1] for index in views)
+        assert stager._planned[1] is plan
+        assert all(stager._views[index][2] is views[index][2] for index in views)
         state["w"] = torch.randn(200)
         ckpt.save(8, state)
-        assert stager._chunks is not chunks
+        assert stager._planned[1] is not plan
     live = {"w": torch.zeros(200), "b": [torch.zeros(3)]}
     with node.start() as ckpt:
         assert ckpt.load(live) == 8

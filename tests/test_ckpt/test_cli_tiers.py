@@ -148,7 +148,7 @@ HOSTILE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_hostile_manifest_in_a_bucket_is_a_bad_step_and_the_others_are_not(
     bucket: Stored, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("ckpt.tiers.tier.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("ckpt.tiers.tier.MAX_RECORD_BYTES", 1 << 20)
     file = path_of(save_id(3), "manifest.json")
     bucket.put(file, HOSTILE[kind](bucket.get(file)))
     assert [row["step"] for row in facts("ls", bucket.tier.where)] == [5, 4, 3]

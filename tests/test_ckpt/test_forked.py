@@ -64,7 +64,7 @@ def training(tmp_path: Path) -> Iterator[tuple[Node, Checkpointer]]:
 
 def test_a_data_loaders_workers_hold_nothing_of_the_node_open(training: tuple[Node, Checkpointer]) -> None:
     node, ckpt = training
-    ours = {f"socket:[{os.fstat(ckpt._engine.connect()._agent.fileno()).st_ino}]"}
+    ours = {f"socket:[{os.fstat(ckpt._engine.connect()._link.agent.fileno()).st_ino}]"}
     ours |= {link for link in open_files() if link.startswith(str(node.ram_dir))}
     assert {Path(link).name for link in ours} >= {"board", "own-0-0.data"}
     for held in in_two_workers(open_files):

@@ -141,7 +141,7 @@ def test_saves_that_fail_or_come_about_leave_nothing_behind(tmp_path: Path, fail
             step = await stays_as_it_is(failed, ram_dirs)
             await world.save(step, step % 2)
             await world.save(step + 1, (step + 1) % 2)
-            assert all(len(agent._saves._in_flight) == 0 for agent in world.agents)
+            assert all(len(agent._saving._in_flight) == 0 for agent in world.agents)
 
     run(test)
 

@@ -115,7 +115,7 @@ def test_redundancy_that_was_not_made_when_holders_left_is_made_by_the_agents_wi
         await saved(tmp_path, checkpoint)
         async with World(tmp_path, ["a", "b"], 1, checkpoint, holders=["c", "d"]) as world:
             for agent in world.agents:
-                agent._peers.handle("protect_restored", lambda *_, **__: asyncio.Event().wait())
+                agent._peers._handlers["protect_restored"] = lambda *_, **__: asyncio.Event().wait()
             await world.plan()
             await load(world, 4, 20)
         lose(tmp_path, "c", "d")

@@ -69,7 +69,7 @@ def test_killed_anywhere_in_a_shrink_no_committed_step_is_lost(tmp_path: Path, s
 
 # one agent of several, over MPI
 
-SERVES = "ckpt.agent.shards.transfer:Exchange:_on_shard_bytes"
+SERVES = "ckpt.agent.exchange:Exchange:_on_shard_bytes"
 NBYTES = 2_000_001
 
 

@@ -62,15 +62,15 @@ def test_a_removal_while_a_save_is_staged_costs_that_save_and_no_later_one(
             assert not ckpt.should_stop(10)
             ckpt.save(10, state)
             settle(ckpt)
-            stage = ckpt._engine._stager.stage_beside
+            stage = ckpt._engine._stager.stage_overlapped
 
             def staged_into_what_was_removed(*args: Any) -> Any:
                 shutil.rmtree(node.ram_dir)
                 return stage(*args)
 
-            ckpt._engine._stager.stage_beside = staged_into_what_was_removed  # type: ignore[method-assign]
+            ckpt._engine._stager.stage_overlapped = staged_into_what_was_removed  # type: ignore[method-assign]
             ckpt.save(20, state)
-            ckpt._engine._stager.stage_beside = stage  # type: ignore[method-assign]
+            ckpt._engine._stager.stage_overlapped = stage  # type: ignore[method-assign]
             until((node.ram_dir / "agent-0.sock").exists, "the memory directory")
             assert ckpt.failed_saves == 1 and "step 20 was dropped" in caplog.text
             state["x"] += 1
@@ -106,3 +106,17 @@ def test_a_script_without_a_launcher_ends_well_where_it_was_removed_just_before(
             shutil.rmtree(removed)
         with Checkpointer(namespace=namespace) as ckpt:
             assert ckpt.load(state) is None
+
+
+def test_a_script_without_a_launcher_goes_on_saving_although_nobody_replaces_its_agent() -> None:
+    state = {"x": np.arange(1000.0)}
+    with solo_namespace() as namespace, Checkpointer(namespace=namespace) as ckpt:
+        ckpt.load(state)
+        ckpt.save(1, state)
+        settle(ckpt)
+        (directory,) = solo_directories(namespace)
+        shutil.rmtree(directory)
+        until(lambda: list(directory.glob("agent-*.sock")), "the memory directory")
+        ckpt.save(2, state)
+        settle(ckpt)
+        assert (ckpt.newest_step, ckpt.failed_saves) == (2, 0)

@@ -50,11 +50,11 @@ def test_garbage_is_refused_or_waited_for_and_nothing_else(data):
 
 def test_an_announced_giant_is_refused_before_it_is_received():
     with pytest.raises(AgentError, match="expected at most"):
-        list(Decoder().feed(struct.pack(">I", messages.MAX_BYTES + 1)))
+        list(Decoder().feed(struct.pack(">I", messages.MAX_FRAME_BYTES + 1)))
 
 
 def test_an_oversize_message_is_not_sent(monkeypatch):
-    monkeypatch.setattr(messages, "MAX_BYTES", 100)
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 100)
     assert encode({"x": "a" * 50})
     with pytest.raises(AgentError, match="keep bulk data in tensors"):
         encode({"x": "a" * 200})

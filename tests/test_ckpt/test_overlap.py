@@ -22,9 +22,9 @@ from ckpt import Checkpointer
 from ckpt.format.boxes import Box
 from ckpt.memory.arena import Slot
 from ckpt.worker.placement import PlacedBox, parts_of
-from ckpt.worker.save.async_copy import Background
 from ckpt.worker.save.gpu_checksums import checksum
 from ckpt.worker.save.staging import Stager
+from ckpt.worker.save_in_flight import Background
 
 
 class Lane:
@@ -61,7 +61,7 @@ class Lane:
             self.copied.append(False)
             view.copy_(tensor)  # training runs no ahead of its calls here
 
-    def copy_beside(self, views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    def copy_overlapped(self, views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         self._changed = []
         for number, (view, tensor) in enumerate(zip(views, tensors, strict=True)):
             self.copied.append(True)

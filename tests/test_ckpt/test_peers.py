@@ -42,8 +42,8 @@ def test_an_answer_that_is_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch)
 
     async def test() -> None:
         here, there = (Peers(transport, ["a", "b"], AgentDeadlines()) for transport in FakeWorld(2).transports)
-        there.handle("inventory", long)
-        there.handle("stop_at", short)
+        there._handlers["inventory"] = long
+        there._handlers["stop_at"] = short
         async with Tasks() as tasks:
             for node in (here, there):
                 tasks.start(node.run())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agent_kit import DEADLINES, LINE, World, config, content, copies, lose, run, until
 
-from ckpt.agent.shards.transfer import Exchange
+from ckpt.agent.exchange import Exchange
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
 
@@ -57,7 +57,7 @@ def test_shards_that_were_never_compared_are_not_found(tmp_path: Path) -> None:
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             await world.save(10, 0)
-            world.agents[0]._peers.handle("sealed", silent)
+            world.agents[0]._peers._handlers["sealed"] = silent
             for worker in world.workers:
                 worker.save(20, 1, tokens={f"of rank {worker.rank}": 2})
             await until(lambda: all(world.has_sealed(node, 20) for node in range(2)))
@@ -137,7 +137,7 @@ def test_saves_that_fail_one_after_another_cost_no_copy_of_the_committed_one(tmp
     async def test() -> None:
         async with World(tmp_path, ["a", "b", "c"], 0, config(keep=2)) as world:
             await world.save(10, 0)
-            world.agents[2]._peers.handle("protect", refuse)
+            world.agents[2]._peers._handlers["protect"] = refuse
             for step in (20, 30, 40):
                 for worker in world.workers:
                     worker.save(step, 1)
@@ -173,13 +173,13 @@ def test_a_save_beside_the_redundancy_of_a_restored_step_takes_no_place_of_it(
         async with World(tmp_path, ["a", "x"], 1, config()) as world:
             await world.plan()
             await begun.wait()
-            protect = world.agents[1]._saves._on_protect
+            protect = world.agents[1]._saving._on_protect
 
             async def release(source: int, save: SaveId) -> None:
                 asyncio.get_running_loop().call_soon(go.set)
                 await protect(source, save)
 
-            world.agents[1]._peers.handle("protect", release)
+            world.agents[1]._peers._handlers["protect"] = release
             await world.save(30, 1)
             await until(lambda: copies(tmp_path / "x") == {10, 30})
         lose(tmp_path, "a")

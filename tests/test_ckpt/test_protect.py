@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from functools import wraps
 
 import pytest
 from agent_kit import FakeTransport, World, config, content, run, until
@@ -172,6 +173,7 @@ def test_memory_that_has_changed_since_its_seal_reaches_no_tier(tmp_path, monkey
     }[tier]
     flush = FlushNode._on_flush_write
 
+    @wraps(flush)
     async def after_a_flip(self, source, tier, save):
         if save.step == 20 and self._context.place.node == "b":
             with (tmp_path / "b" / "own-0-1.data").open("r+b") as file:

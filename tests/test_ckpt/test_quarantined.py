@@ -194,7 +194,7 @@ def test_what_another_run_has_taken_over_is_quarantined_by_that_run_alone(tmp_pa
                 await go.wait()
                 return answer
 
-            world.agents[1]._peers.handle("restore", held)
+            world.agents[1]._peers._handlers["restore"] = held
             assert (await world.plan())["step"] == 10
             # Again and again, as a run that lives: the agent may just be about to write its own.
             await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))

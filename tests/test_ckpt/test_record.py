@@ -20,9 +20,17 @@ from ckpt.format.atomic_files import map_regular, read_regular
 from ckpt.format.boxes import Box, cover, intersect, subtract
 from ckpt.format.checksums import BLOCK_BYTES, Arriving, blocks_of_range, checksum, checksums, damaged_blocks
 from ckpt.format.layout import ALIGN_BYTES, Chunk, Layout, align
-from ckpt.format.manifest import MAX_BYTES, NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
+from ckpt.format.manifest import NAME, Manifest, ShardPlace, merge, new_manifest, pack, parse_manifest
 from ckpt.format.rank_grid import Spread
-from ckpt.format.shard_record import SaveId, ShardRecord, read_record, seal_json, unseal_json, write_record
+from ckpt.format.shard_record import (
+    MAX_RECORD_BYTES,
+    SaveId,
+    ShardRecord,
+    read_record,
+    seal_json,
+    unseal_json,
+    write_record,
+)
 from holdfast.base.files import durable_write
 
 SAVE = SaveId(step=7, attempt=2, run_id="run")
@@ -230,7 +238,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    return parse_manifest(read_regular(directory / NAME, MAX_BYTES))
+    return parse_manifest(read_regular(directory / NAME, MAX_RECORD_BYTES))
 
 
 def test_what_ranks_have_in_common_is_stored_once_and_every_record_comes_back(tmp_path: Path) -> None:
@@ -388,12 +396,25 @@ def test_what_is_too_short_or_no_file_is_not_mapped(tmp_path: Path) -> None:
         map_regular(tmp_path / "gone", 0, 0)
 
 
+def test_a_record_that_0_2_0_has_left_in_memory_is_read() -> None:
+    """There the flush to all tiers is named `drain`."""
+    layout = Layout(chunks=(), tree={}, nbytes=0)
+    record = ShardRecord(
+        save=SaveId(step=1, attempt=0, run_id="r"), namespace="n", rank=0, world_size=1, layout=layout, blocks=(),
+        flush=True,
+    )  # fmt: skip
+    value = record.to_json()
+    assert value["flush"] is True and ShardRecord.from_json(value) == record
+    old = {"drain" if name == "flush" else name: each for name, each in value.items()}
+    assert ShardRecord.from_json(old) == record
+
+
 # durable writes
 
 _KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-import ckpt.format.atomic_files as files
+import holdfast.base.files as files
 stage, path = sys.argv[1], Path(sys.argv[2])
 real = {name: getattr(os, name) for name in ("open", "write", "fsync", "close", "replace")}
 def dying(name):

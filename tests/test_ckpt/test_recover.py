@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from agent_kit import DEADLINES, RUN_ID, World, config, content, lose, run, until
 
+from ckpt.agent.exchange import Exchange
 from ckpt.agent.protect.node import ProtectNode
-from ckpt.agent.shards.transfer import Exchange
 from ckpt.format.checksums import BLOCK_BYTES
 from ckpt.format.shard_record import SaveId, read_record, write_record
 from ckpt.tiers.mark import MARK, new_mark

@@ -13,9 +13,11 @@ import waiting
 from agent_kit import LINE, World, config, content, copies, lose, run, until
 from trainer_kit import FAST, Node, settle
 
-from ckpt.agent.shards.held import COPY, OWN, whole_in_place
+from ckpt.agent.shards.held import HeldShard, ShardKind, whole_in_place
 from ckpt.config import Place
 from ckpt.errors import AgentError
+from ckpt.format.line import FIRST
+from ckpt.format.shard_record import SaveId
 from ckpt.memory.board import Board
 
 
@@ -148,8 +150,9 @@ def test_a_gate_that_the_lost_agents_left_up_is_lowered(tmp_path: Path) -> None:
 def test_only_saves_whole_where_their_ranks_run_count_this_attempts_before_older_ones(tmp_path: Path) -> None:
     place = Place(run_id="r", attempt=1, node="a", nodes=("a", "b"), ranks_per_node=1, ram_dir=tmp_path)
 
-    def shard(step: int, rank: int, attempt: int = 1, world_size: int = 2, own: bool = True) -> list[object]:
-        return [{"step": step, "attempt": attempt, "run_id": "r"}, world_size, rank, OWN if own else COPY]
+    def shard(step: int, rank: int, attempt: int = 1, world_size: int = 2, own: bool = True) -> HeldShard:
+        save = SaveId(step=step, attempt=attempt, run_id="r", line=FIRST)
+        return HeldShard(save, world_size, rank, ShardKind.OWN if own else ShardKind.COPY)
 
     a = [shard(10, 0), shard(20, 0), shard(40, 0), shard(90, 0, attempt=0), shard(99, 0, world_size=1), shard(50, 1)]
     a.append(shard(95, 0, world_size=3))

@@ -287,7 +287,7 @@ def hooked(ckpt: Checkpointer, rank: int) -> int:
     state["model"].register_comm_hook(None, fp16_compress_hook)
     state["plain"] = {"weight": state["model"].module.layers[0].weight.detach()}
     ckpt.save(1, {"model": state["model"], "plain": state["plain"]})
-    return len(ckpt._engine._stager.tokens)
+    return len(ckpt._engine._stager._planned[1].tokens)
 
 
 def test_a_communication_hook_or_a_plain_tensor_proves_nothing(world: Ranks) -> None:
@@ -305,7 +305,7 @@ def grown_alone(ckpt: Checkpointer, rank: int) -> list[tuple[int, int]]:
             state["same"]["b"] = torch.arange(40_000)
         ckpt.save(step, state)
         ckpt._engine.connect().await_saves()
-        progress.append((ckpt.failed_saves, ckpt._engine._stager._nbytes))
+        progress.append((ckpt.failed_saves, ckpt._engine._stager._planned[1].nbytes))
         dist.barrier()
     return progress
 

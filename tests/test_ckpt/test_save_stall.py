@@ -57,7 +57,7 @@ def test_a_dropped_save_holds_up_too_and_is_told_with_the_next_one(node: Node, m
     told: list[float] = []
     late_s = [0.0]
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + late_s[0]})
-    send, stage_beside = AgentClient.send, Stager.stage_beside
+    send, stage = AgentClient.send, Stager.stage_overlapped
 
     def sending(self: AgentClient, op: str, **fields: Any) -> None:
         if op == "staged":
@@ -68,10 +68,10 @@ def test_a_dropped_save_holds_up_too_and_is_told_with_the_next_one(node: Node, m
         late_s[0] += SLOW_S
         if late_s[0] == SLOW_S:
             raise CopyError("the first one fails")
-        return stage_beside(self, *arguments)
+        return stage(self, *arguments)
 
     monkeypatch.setattr(AgentClient, "send", sending)
-    monkeypatch.setattr(Stager, "stage_beside", staging)
+    monkeypatch.setattr(Stager, "stage_overlapped", staging)
     with node.start() as ckpt:
         monkeypatch.setattr(session, "time", clock)
         monkeypatch.setattr(engine, "time", clock)

@@ -62,7 +62,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
     async def test() -> None:
         async with World(tmp_path, ["a", "b"], 0, config()) as world:
             ckpt = checkpointer(world.places[1], config(), rank=1, deadlines=WorkerDeadlines(slot_s=30))
-            in_thread, protect = asyncio.to_thread, world.agents[1]._saves._on_protect
+            in_thread, protect = asyncio.to_thread, world.agents[1]._saving._on_protect
 
             async def promise_then_lose_the_world(source: int, save: SaveId) -> None:
                 await protect(source, save)
@@ -72,7 +72,7 @@ def test_once_the_other_agents_are_lost_no_save_waits_for_a_slot(
             await in_thread(ckpt.save, 1, {"x": np.zeros(1000)})
             world.workers[0].save(1, 0)
             await world.workers[1].event("committed", step=1)
-            world.agents[1]._peers.handle("protect", promise_then_lose_the_world)
+            world.agents[1]._peers._handlers["protect"] = promise_then_lose_the_world
             await in_thread(ckpt.save, 2, {"x": np.zeros(1000)})
             world.workers[0].save(2, 1)
             await until_async(lambda: "saving stops, training goes on: the other agents are lost" in caplog.text)

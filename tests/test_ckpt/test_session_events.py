@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ckpt.memory.arena import Use
+from ckpt.worker.link import AgentLink, Up
 from ckpt.worker.session import Session
 
 
@@ -26,15 +27,23 @@ class OneOutcome:
 
 def test_the_follow_thread_cannot_take_an_outcome_between_the_look_and_the_wait_for_it() -> None:
     agent, slot = OneOutcome(), SimpleNamespace(use=Use.IN_FLIGHT)
+    link: Any = object.__new__(AgentLink)
+    link.state, link.agent = Up(), agent
     session: Any = object.__new__(Session)
-    session._lock, session._agent, session._lost, session._hopeless = threading.RLock(), agent, False, ""
+    session._lock, session._link = threading.RLock(), link
     session._deadlines, session._settle = SimpleNamespace(saves_s=60.0), lambda timeout_s: None
-    session._plan, session._committed = SimpleNamespace(step=6), None
+    session._plan = SimpleNamespace(step=6)
     session._identity, session._place = SimpleNamespace(rank=0), SimpleNamespace(node="n0")
-    session._arena = SimpleNamespace(slots=[slot], describe=lambda: "")
 
-    def heed(event: dict[str, Any]) -> None:
-        slot.use = Use.FREE
+    class Watched:
+        committed, describe = None, staticmethod(lambda: "")
+
+        def heed(self, event: dict[str, Any]) -> None:
+            slot.use = Use.FREE
+
+        @property
+        def is_saving(self) -> bool:
+            return look()
 
     def follow() -> None:  # what the follow thread does, where the lock lets it
         if session._lock.acquire(blocking=False):
@@ -50,6 +59,6 @@ def test_the_follow_thread_cannot_take_an_outcome_between_the_look_and_the_wait_
             thief.join()
         return is_saving
 
-    session._heed, session._is_saving = heed, look
+    session._slots = Watched()
     assert session.newest_step() == 6
     assert not agent.waited_for_nothing

@@ -79,7 +79,7 @@ def _rank(namespace: str, rank: int, both_connected: Any, results: Any) -> None:
             until(lambda: read_note(ckpt._engine.place.ram_dir).get("launch") == "", "rank 0 to close")
             for _ in range(200):
                 session.await_saves()
-    results.put(session._lost)
+    results.put(session._link.is_gone)
 
 
 def test_the_agent_stays_until_the_last_rank_has_closed(namespace: str) -> None:

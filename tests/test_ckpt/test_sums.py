@@ -56,7 +56,7 @@ def test_a_row_is_given_to_the_member_that_keeps_it_and_to_no_other(tmp_path):
     async def test():
         async with World(tmp_path, NODES, 0, of("rs")) as world:
             await world.save(10, 0)
-            parity = world.agents[0]._saves.protect
+            parity = world.agents[0]._protect
             save = save_id(10)
             over, _ = await parity._over(save, ((0,), (1,), (2,), (3,)))
             for source, row in ((2, 1), (1, 2), (0, 0), (3, -1)):
@@ -70,7 +70,7 @@ def test_a_member_that_cannot_serve_is_named_with_the_others_of_its_sum(tmp_path
     async def test():
         async with World(tmp_path, ["a", "b", "c"], 0, of("xor")) as world:
             await world.save(10, 0)
-            parity = world.agents[0]._saves.protect
+            parity = world.agents[0]._protect
             save = save_id(10)
             over, _ = await parity._over(save, ((0,), (1,), (2,)))
             addends = [
@@ -103,13 +103,13 @@ def test_a_sum_has_a_bounded_number_of_pieces_under_way_however_long_the_shards(
             part = sums.HeldBytes(rank=0, parity=False, start=0, nbytes=70_000, at=0)
             addends = [sums.Addend(node=n, coefficients=(1,), parts=(replace(part, rank=n),)).to_json() for n in (0, 1)]
             save = save_id(10)
-            over, _ = await world.agents[0]._saves.protect._over(save, ((0,), (1,), (2,)))
-            maker = world.agents[1]._saves.protect._sums
+            over, _ = await world.agents[0]._protect._over(save, ((0,), (1,), (2,)))
+            maker = world.agents[1]._protect._sums
             await maker._on_sum(2, addends=addends, save=save, over=over, nbytes=70_000, tag=77)
             offered = world.fake.ranges[(1, 2, 77)][0]
             await until(lambda: len(offered) == sums.LEAVING)
             before = len(received)
-            assert before == sums.WINDOW + sums.LEAVING - 1  # and now nothing moves until node c takes a piece
+            assert before == sums.ARRIVING + sums.LEAVING - 1  # and now nothing moves until node c takes a piece
             taken = memoryview(bytearray(700))
             world.fake.transports[2].receive_range(1, 77, taken)
             await until(lambda: len(received) == before + 1 and len(offered) == sums.LEAVING)

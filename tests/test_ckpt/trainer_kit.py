@@ -18,7 +18,7 @@ from ckpt.agent.process.launch import command
 from ckpt.config import CheckpointConfig, Place
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
-from ckpt.worker.session import Identity
+from ckpt.worker.link import Identity
 
 LIMIT_S = 60
 processes = multiprocessing.get_context("forkserver")

@@ -204,7 +204,7 @@ def test_a_command_gets_the_notice_and_its_failure_is_said(tmp_path: Path, caplo
     assert (notice["kind"], notice["line"], line) == ("fault", NOTICE.line, NOTICE.line)
     deliver(Notify(command=(sys.executable, "-c", "import sys; sys.exit('no pager')")), NOTICE)
     deliver(Notify(command=("/no/such/program",)), NOTICE)
-    assert "exits with 1: no pager" in caplog.text and "cannot be run" in caplog.text
+    assert "exits with 1: no pager" in caplog.text and "could not be started" in caplog.text
 
 
 def test_the_heartbeat_goes_to_a_file_or_a_url_until_it_stops(receiver: Receiver, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import TierContents
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.manifest import merge
@@ -128,6 +129,7 @@ class FlushLeader(Part):
         """Flushes a committed save to tiers. A failure is reported, and the slots are freed all the same."""
         await asyncio.gather(*(self._lead(save, nbytes, name) for name in names))
 
+    @serves("ask_finish")
     async def _on_ask_finish(self, source: int) -> None:
         """Answers all nodes together: an agent that has its answer ends, and node rank 0 answers the others."""
         self._asking.add(source)
@@ -207,8 +209,7 @@ class FlushLeader(Part):
                 await in_time(self._deadlines.flush_s, partial(tier.retain, keep, lasting=lasting))
                 return
             answers = await self._context.call_training("flush_list", tier=name)
-            held = [set(map(SaveId.from_json, answer["saves"])) for answer in answers]
-            complete = [save.to_json() for save in set.intersection(*held)]
+            complete = list(set.intersection(*(set(answer["saves"]) for answer in answers)))
             await self._context.call_training("flush_retain", tier=name, keep=keep, complete=complete)
         except (CheckpointError, OSError) as error:
             self._listener.problem(f"old steps could not be removed from the {name} tier", str(error))

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.save.node import SaveNode
+from ckpt.agent.rpc.messages import serves
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CorruptError
 from ckpt.format.manifest import ShardPlace, pack
@@ -20,13 +21,14 @@ from ckpt.tiers.tier import Tier
 class FlushNode(Part):
     """Writes this node's shards, commits and removes saves on its own disk, and frees the slots."""
 
-    def __init__(self, context: Context, saves: SaveNode) -> None:
+    def __init__(self, context: Context, saves: NodeSaves) -> None:
         super().__init__(context)
         self._saves = saves
         self._writing: dict[str, int] = {}  # the step that is being written, by tier
         # the save last written, by node-local tier; without places if this node had already committed it there
         self._written: dict[str, tuple[SaveId, list[ShardPlace]]] = {}
 
+    @serves("flush_write")
     async def _on_flush_write(self, source: int, tier: str, save: SaveId) -> dict[str, Any]:
         pin, target, step = self._saves.pinned.get(save), self._context.tier(tier), save.step
         if pin is None:
@@ -62,6 +64,7 @@ class FlushNode(Part):
         finally:
             del self._writing[name]
 
+    @serves("flush_commit")
     async def _on_flush_commit(self, source: int, tier: str, save: SaveId) -> None:
         """Commits this node's part of a step in a node-local tier."""
         written, places = self._written.get(tier, (None, []))
@@ -70,13 +73,16 @@ class FlushNode(Part):
         if places:
             await in_thread(self._context.tier(tier).commit, save, self._place.world_size, places)
 
+    @serves("flush_list")
     async def _on_flush_list(self, source: int, tier: str) -> dict[str, Any]:
-        return {"saves": [save.to_json() for save in await in_thread(self._context.tier(tier).steps)]}
+        return {"saves": list(await in_thread(self._context.tier(tier).steps))}
 
-    async def _on_flush_retain(self, source: int, tier: str, keep: int, complete: list[Any]) -> None:
+    @serves("flush_retain")
+    async def _on_flush_retain(self, source: int, tier: str, keep: int, complete: list[SaveId]) -> None:
         retain, lasting = self._context.tier(tier).retain, self._config.lower[tier].lasting
-        await in_thread(partial(retain, keep, set(map(SaveId.from_json, complete)), lasting=lasting))
+        await in_thread(partial(retain, keep, set(complete), lasting=lasting))
 
+    @serves("flush_done")
     async def _on_flush_done(
         self, source: int, tier: str, save: SaveId, reached: bool, nbytes: int, seconds: float
     ) -> None:

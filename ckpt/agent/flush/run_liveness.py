@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from holdfast.base.programs import ProgramError, run
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START_TIME = 0, 19  # fields of /proc/<pid>/stat after the command name, see proc(5)
@@ -25,10 +26,8 @@ def has_ended(command: Sequence[str], run_id: str, timeout_s: float) -> bool:
     if not command:
         return False
     try:
-        done = subprocess.run(
-            [*command, run_id], check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        done = run([*command, run_id], timeout_s=timeout_s, check=False)
+    except (ProgramError, ValueError) as error:  # ValueError: the id has a character that no argument may have
         log.warning("cannot tell whether run %s has ended: %s", run_id, error)
         return False
     log.info("run %s: %s", run_id, (done.stdout or done.stderr).strip()[-300:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.agent.context import Context
-from ckpt.agent.shards.held import DISK, held_saves
+from ckpt.agent.shards.held import ShardKind, held_saves
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import CheckpointError
 from ckpt.format.line import Line
@@ -55,7 +55,7 @@ async def read_tier_contents(context: Context, inventories: Sequence[dict[str, A
     Args:
         timeout_s: for each tier. A slower tier counts as unreadable.
     """
-    disks = ([row for row in inventory["shards"] if row[3] == DISK] for inventory in inventories)
+    disks = ([one for one in inventory["shards"] if one.kind is ShardKind.DISK] for inventory in inventories)
     local = [held.save for held in held_saves(disks) if not held.lost]
     shared = {name: tier for name, tier in context.tiers.items() if not tier.node_local}
     answers = await asyncio.gather(*(_steps(context, name, tier, timeout_s) for name, tier in shared.items()))

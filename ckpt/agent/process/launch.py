@@ -57,14 +57,14 @@ def command(*, until_unused: bool = False, from_template: bool = False) -> list[
     if from_template:
         shim = " ".join(map(shlex.quote, (sys.executable, "-I", "-S", str(_SHIM))))
         before += f'; test -S "$HOLDFAST_RAM_DIR/{SOCKET}" && test -r {shlex.quote(str(_SHIM))} && set -- {shim} "$@"'
-    # A preemption sends SIGTERM to every process of the job; Python handles it only once it runs (ckpt.agent.lifetime).
+    # A preemption sends SIGTERM to every process of the job; Python handles it only once it runs (see lifetime.py).
     argv = [*PYTHON, "-m", "ckpt.agent", *([UNTIL_UNUSED] if until_unused else [])]
     return unmoved(argv, f'trap "" TERM; {before}')
 
 
 def template(runner_pid: int) -> list[str]:
     """The command line of a node's template, which is a child of the node's runner. Add RESERVE to its environment."""
-    return unmoved([*PYTHON, "-m", "ckpt.agent.process.template", str(runner_pid)], 'trap "" TERM INT HUP')
+    return unmoved([*PYTHON, "-m", "ckpt.agent.template", str(runner_pid)], 'trap "" TERM INT HUP')
 
 
 def unmoved(argv: Sequence[str], before: str = ":") -> list[str]:

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ckpt.agent.protect.gather_sum import Addend, Room, Sums, Target, addends_of, pieces
+from ckpt.agent.protect.gather_sum import Addend, Into, Sums, Taker, addends_of, pieces
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import Peers
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
@@ -19,7 +20,7 @@ from ckpt.format.shard_record import SaveId
 from ckpt.redundancy.parity_record import ParitySet
 from holdfast.base.deadlines import within
 
-Row = tuple[SaveId, ParitySet, int]
+RowOfParity = tuple[SaveId, ParitySet, int]
 
 
 class Rows:
@@ -34,11 +35,11 @@ class Rows:
         self._sums = sums
         self._nodes = dict(enumerate(members))
         self._index = index
-        self._asked: dict[Row, tuple[Target, asyncio.Future[None]]] = {}  # members that wait for the answer to "row"
+        self._asked: dict[RowOfParity, tuple[Taker, asyncio.Future[None]]] = {}  # by row
         self._new_asked = asyncio.Condition()
         peers.serve(self)
 
-    async def make(self, save: SaveId, over: ParitySet, ready: Collection[int], into: Room) -> None:
+    async def make(self, save: SaveId, over: ParitySet, ready: Collection[int], into: Into) -> None:
         """Makes this member's rows, without verification.
 
         Args:
@@ -57,7 +58,7 @@ class Rows:
                 await self._sum(save, over, [0, *targets], into, [*targets.values()])
             await asyncio.gather(*others)
 
-    async def _row(self, save: SaveId, over: ParitySet, row: int, ready: Collection[int], into: Room) -> None:
+    async def _row(self, save: SaveId, over: ParitySet, row: int, ready: Collection[int], into: Into) -> None:
         """Gets a row beyond the first from the member that makes its stripe. If that member cannot, makes it here."""
         part, maker = over.stripes().encode(self._index, row), (self._index - row) % len(self._nodes)
         if not part.nbytes:
@@ -71,7 +72,7 @@ class Rows:
         await self._sum(save, over, [row], into)
 
     async def _sum(
-        self, save: SaveId, over: ParitySet, rows: Sequence[int], into: Room, others: Sequence[Target] = ()
+        self, save: SaveId, over: ParitySet, rows: Sequence[int], into: Into, others: Sequence[Taker] = ()
     ) -> None:
         """Makes rows of one stripe: the first for this member, the next ones for the targets in `others`."""
         stripes, stripe = over.stripes(), self._index - rows[0]
@@ -82,7 +83,7 @@ class Rows:
         at, nbytes = parts[0].at, parts[0].nbytes
         await self._sums.pull(save, over, addends, nbytes, lambda start, stop: into(at + start, at + stop), others)
 
-    async def _takers(self, save: SaveId, over: ParitySet, ready: Collection[int]) -> dict[int, Target]:
+    async def _takers(self, save: SaveId, over: ParitySet, ready: Collection[int]) -> dict[int, Taker]:
         """The members that have asked for the other rows of this member's stripe. Waits for all of them, for a while.
 
         A member that asks later makes its row itself.
@@ -101,6 +102,7 @@ class Rows:
             comes.set_result(None)
         return {row: target for row, (target, _) in asked.items()}
 
+    @serves("row")
     async def _on_row(self, source: int, save: SaveId, over: ParitySet, row: int, tag: int) -> dict[str, Any]:
         """Answers whether this member will make and send the row: if it makes its own rows in time."""
         if not self._nodes:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import Moving, PeerError, Peers, all_of
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
@@ -23,7 +24,7 @@ from ckpt.redundancy.parity_record import ParitySet
 from ckpt.redundancy.stripes import Sum, extents
 
 PIECE_BYTES = 2 << 20  # with smaller pieces the turns of the event loop cost more than the CPU caches save
-WINDOW = 4  # ranges under way to one sum
+ARRIVING = 4  # ranges under way to one sum
 HELD = 8  # ranges of a piece that are added in one pass; limits the memory for large sets
 KEPT = 12  # spare buffers kept: as many as a sum of eight terms uses
 LEAVING = 2  # pieces of a sum that are being sent
@@ -70,26 +71,26 @@ class Addend:
         return cls(node=node, coefficients=tuple(coefficients), parts=parts)
 
 
-Resolve = Callable[[SaveId, ParitySet, HeldBytes], memoryview]  # this node's shard or parity; raises AgentError
+BytesHere = Callable[[SaveId, ParitySet, HeldBytes], memoryview]  # this node's shard or parity; raises AgentError
 Own = tuple[tuple[int, ...], int, memoryview]  # coefficients, first byte in the sum, bytes
-Source = tuple[Addend, int]  # another node's term, and the tag under which it sends
-Room = Callable[[int, int], memoryview]  # gives memory for bytes [start, stop) of a sum
+Sender = tuple[Addend, int]  # another node's term, and the tag under which it sends
+Into = Callable[[int, int], memoryview]  # gives memory for bytes [start, stop) of a sum
 Landed = Callable[[int, int], None]  # called with the bytes [start, stop) that are complete
-Target = tuple[int, int]  # the node that receives a sum, and the tag
+Taker = tuple[int, int]  # the node that receives a sum, and the tag
 
 
 class Sums:
     """Requests sums, makes sums, and sends this node's terms."""
 
-    def __init__(self, peers: Peers, resolve: Resolve) -> None:
+    def __init__(self, peers: Peers, resolve: BytesHere) -> None:
         self._peers = peers
         self._resolve = resolve
         self._spare: list[memoryview] = []  # buffers for pieces, because new memory is slow on first use
         peers.serve(self)
 
     async def pull(
-        self, save: SaveId, over: ParitySet, addends: Sequence[Addend], nbytes: int, room: Room,
-        others: Sequence[Target] = (), landed: Landed | None = None,
+        self, save: SaveId, over: ParitySet, addends: Sequence[Addend], nbytes: int, room: Into,
+        others: Sequence[Taker] = (), landed: Landed | None = None,
     ) -> None:  # fmt: skip
         """Fills memory with the sum of the addends, without verification. The node of the last addend makes it.
 
@@ -123,6 +124,7 @@ class Sums:
             names = ", ".join(dict.fromkeys(self._peers.nodes[addend.node] for addend in addends))
             raise PeerError(f"sum over {names}: {error}") from None
 
+    @serves("parts")
     async def _on_parts(
         self, source: int, addend: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
     ) -> None:
@@ -136,6 +138,7 @@ class Sums:
         )
         self._peers.push(source, tag, ranges)
 
+    @serves("sum")
     async def _on_sum(
         self, source: int, addends: list[Any], save: SaveId, over: ParitySet, nbytes: int, tag: int
     ) -> None:
@@ -152,7 +155,7 @@ class Sums:
 
     def _begin(
         self, addends: Sequence[Addend], save: SaveId, over: ParitySet, nbytes: int, outlets: Sequence[Outlet],
-        room: Room | None = None, landed: Landed | None = None,
+        room: Into | None = None, landed: Landed | None = None,
     ) -> tuple[Coroutine[Any, Any, None], list[Coroutine[Any, Any, Any]]]:  # fmt: skip
         """What makes a sum here, and the calls that have the other nodes send their terms meanwhile."""
         here = self._peers.rank
@@ -182,7 +185,7 @@ class Sums:
             log.warning("cannot make a sum for node %s: %s", self._peers.nodes[to], error)
 
     async def _make(
-        self, sources: list[Source], own: list[Own], nbytes: int, room: Room | None, outlets: Sequence[Outlet],
+        self, sources: list[Sender], own: list[Own], nbytes: int, room: Into | None, outlets: Sequence[Outlet],
         landed: Landed | None,
     ) -> None:  # fmt: skip
         """Makes sums: the first one in memory from `room`, if given, and one for each outlet."""
@@ -227,7 +230,7 @@ class Sums:
                 ]
                 unmade.append(piece := _Piece((start, stop), totals, terms, len(ranges)))
                 for addend, tag, first, last in ranges:
-                    if len(arriving) == WINDOW:
+                    if len(arriving) == ARRIVING:
                         await land()
                     data = (buffer := self._spare.pop() if self._spare else _room())[: last - first]
                     moving = self._peers.receive(addend.node, tag, data)
@@ -250,7 +253,7 @@ class Sums:
 class Outlet:
     """Sends the pieces of a sum to a node, LEAVING at a time."""
 
-    def __init__(self, peers: Peers, target: Target) -> None:
+    def __init__(self, peers: Peers, target: Taker) -> None:
         self._peers = peers
         self._to, self._tag = target
         self._leaving: deque[tuple[memoryview, Moving]] = deque()

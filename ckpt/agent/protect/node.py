@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.encode import Rows
 from ckpt.agent.protect.gather_sum import Addend, HeldBytes, Sums, addends_of
-from ckpt.agent.restore.plan import Placement
+from ckpt.agent.rpc.messages import serves
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.shards.memory_store import ParityStore
+from ckpt.agent.shards.plan import Placement
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.checksums import Arriving, checksums
@@ -20,6 +23,7 @@ from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.redundancy import members_at, scheme_of
 from ckpt.redundancy.parity_record import ParityRecord, ParitySet
 from ckpt.redundancy.stripes import Sum
+from holdfast.base.deadlines import within
 
 _AT_ONCE = 8  # concurrent sums of one rebuild, each made on another node: all, in a set of the default size
 
@@ -27,8 +31,9 @@ _AT_ONCE = 8  # concurrent sums of one rebuild, each made on another node: all, 
 class ProtectNode(Part):
     """One node's copies and parity, and its part in making the parity of other nodes."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, saves: NodeSaves) -> None:
         super().__init__(context)
+        self._saves = saves
         self._parity_store = ParityStore(context.place.ram_dir, context.place.run_id, context.config.namespace)
         self._members = members_at(context.place, context.config.redundancy)
         scheme = scheme_of(context.config.redundancy)
@@ -115,7 +120,8 @@ class ProtectNode(Part):
         for node in nodes:
             try:
                 answer = await self._peers.call(node, "header", save=save, rank=rank)
-                return ShardRecord.from_json(answer["header"])
+                record: ShardRecord = answer["header"]
+                return record
             except CheckpointError as error:
                 tried.append(str(error))
         raise AgentError(f"rank {rank} of step {save.step}: no copy of its record is left: {'; '.join(tried)}")
@@ -149,6 +155,7 @@ class ProtectNode(Part):
             return self._memory_store.bytes_of(names[0], self._memory_store.record(names[0]).nbytes)
         raise AgentError(f"rank {part.rank} of step {save.step} is not held here")
 
+    @serves("lengths")
     async def _on_lengths(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         names = [(rank, self._memory_store.find(save, rank)) for rank in ranks]
         if missing := [rank for rank, found in names if not found]:
@@ -158,16 +165,29 @@ class ProtectNode(Part):
             "has_parity": save in self.saves(),
         }
 
+    @serves("header")
     async def _on_header(self, source: int, save: SaveId, rank: int) -> dict[str, Any]:
         for record in self._parity_store.shards().values():
             if record.save == save and (header := record.header(rank)):
-                return {"header": header.to_json()}
+                return {"header": header}
         raise AgentError(f"no copy of the record of rank {rank}, step {save.step}")
 
+    @serves("protect_restored")
+    async def _on_protect_restored(
+        self, source: int, placement: Placement | None, alone: list[int] | None
+    ) -> dict[str, Any]:
+        if self._saves.nothing_was_lost:  # then its redundancy is here too: a check would slow down the workers' load
+            with suppress(asyncio.TimeoutError):
+                await within(self._deadlines.load_s, self._context.workers_loaded.wait())
+        newest = self._saves.newest
+        return {"made": await self.make(newest, None, placement, alone) if newest else 0}
+
+    @serves("verify_parity")
     async def _on_verify_parity(self, source: int, save: SaveId, over: ParitySet, index: int) -> dict[str, Any]:
         names = self._parity_store.find(save, over, index)
         return {"good": any([await self._parity_store.verify(name) for name in names])}
 
+    @serves("rebuild")
     async def _on_rebuild(
         self, source: int, rank: int, save: SaveId, over: ParitySet, shard_nodes: list[Any], parity_nodes: list[Any],
         headers: list[int],

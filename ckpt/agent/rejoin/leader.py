@@ -18,8 +18,8 @@ from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import read_tier_contents
-from ckpt.agent.restore.plan import Placement
-from ckpt.agent.shards.held import DISK, Held, held_saves, whole_in_place
+from ckpt.agent.shards.held import Held, ShardKind, held_saves, whole_in_place
+from ckpt.agent.shards.plan import Placement
 from ckpt.format.shard_record import SaveId
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ class RejoinLeader(Part):
         A world of another size has saved it, and this attempt has restored it. Holders may have left before its
         redundancy was complete.
         """
-        rows = ([row for row in answers[node]["shards"] if row[3] != DISK] for node in self._context.training)
-        for held in held_saves(rows):
+        found = (answers[node]["shards"] for node in self._context.training)
+        for held in held_saves([one for one in shards if one.kind is not ShardKind.DISK] for shards in found):
             ranks: dict[int, list[int]] = defaultdict(list)
             for rank, node in held.best.items():
                 ranks[node].append(rank)

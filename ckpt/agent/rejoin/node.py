@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.save.node import SaveNode
+from ckpt.agent.rpc.messages import serves
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.stop import Stop
 from ckpt.errors import AgentError
 from ckpt.format.shard_record import SaveId
@@ -16,7 +17,7 @@ from ckpt.format.shard_record import SaveId
 class RejoinNode(Part):
     """Serves the leader, and the workers that have lost their agent."""
 
-    def __init__(self, context: Context, saves: SaveNode, stop: Stop) -> None:
+    def __init__(self, context: Context, saves: NodeSaves, stop: Stop) -> None:
         super().__init__(context)
         self._since_s = time.monotonic()
         self._generation = context.place.generation
@@ -47,15 +48,18 @@ class RejoinNode(Part):
             raise AgentError(f"this worker has lost generation {generation}, this is {self._generation}")
         save = await asyncio.shield(self._agreed)
         pinned = save in self._saves.pinned
-        return {"save": save.to_json() if save else None, "generation": self._generation, "pinned": pinned}
+        return {"save": save, "generation": self._generation, "pinned": pinned}
 
+    @serves("rejoin_verify")
     async def _on_rejoin_verify(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         return {"unverified": [rank for rank in ranks if not await self._memory_store.verify_any(save, rank)]}
 
+    @serves("rejoin_adopt")
     async def _on_rejoin_adopt(self, source: int, save: SaveId | None, tiers: list[str]) -> dict[str, Any]:
-        self._saves.newest = save
+        self._saves.adopted(save)
         return {"pinned_bytes": self._saves.pin_newest(tiers) or 0, "boundary": self._stop.boundary}
 
+    @serves("rejoin_done")
     async def _on_rejoin_done(self, source: int, boundary: int) -> None:
         self._stop.resume(boundary)
         newest = self._saves.newest

@@ -2,7 +2,6 @@
 
 leader    node rank 0: the newest step that is whole and verifies
 node      inventory, verification and rebuild on this node
-plan      the step to restore and where its shards lie
 handover  nodes that train take over what only holders have
 chosen    a plan for a step that a script chooses
 serve     the bytes of any saved rank for a loading worker

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context, Part
-from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.shards.held import held_saves, rows_of
+from ckpt.agent.saves import NodeSaves
+from ckpt.agent.shards.held import held_saves
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.storage_calls import in_time
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.lasting import best_first
@@ -27,20 +28,16 @@ class Chosen(Part):
     shared tier. Workers verify what they read.
     """
 
-    def __init__(self, context: Context, newest: Callable[[], SaveId | None]) -> None:
-        """
-        Args:
-            newest: the newest save that this attempt has restored or committed.
-        """
+    def __init__(self, context: Context, saves: NodeSaves) -> None:
         super().__init__(context)
-        self._newest = newest
+        self._saves = saves
         self._best: tuple[SaveId | None, asyncio.Future[int]] | None = None  # by the newest save
         self._plans: dict[int, Plan] = {}
         self._looking: dict[int, asyncio.Task[Plan]] = {}
 
     def newest_line(self) -> Line:
         """The line that this attempt continues, or has begun."""
-        newest = self._newest()
+        newest = self._saves.newest
         return newest.line if newest else FIRST
 
     async def plan(self, step: int) -> Plan:
@@ -53,7 +50,8 @@ class Chosen(Part):
             answer = await self._peers.call(0, "find_chosen", step=step)
         except PeerError as error:
             raise AgentError(str(error)) from None
-        plan = self._plans[step] = Plan.from_json(answer["plan"])
+        plan: Plan = answer["plan"]
+        self._plans[step] = plan
         return plan
 
     def find(self, step: int) -> Plan | None:
@@ -73,9 +71,10 @@ class Chosen(Part):
         except PeerError as error:
             raise AgentError(str(error)) from None
 
+    @serves("find_best")
     async def _on_find_best(self, source: int) -> dict[str, Any]:
         """Looks once until the next commit. No step commits before all ranks have asked, as each saves after that."""
-        newest = self._newest()
+        newest = self._saves.newest
         if self._best is None or self._best[0] != newest:
             self._best = newest, asyncio.ensure_future(self._look_for_best())
         try:
@@ -102,15 +101,16 @@ class Chosen(Part):
             f"no step that can be restored has the metric {best.metric}; give it to save(..., metrics=...)"
         )
 
+    @serves("find_chosen")
     async def _on_find_chosen(self, source: int, step: int) -> dict[str, Any]:
         if step not in self._looking:
             task = self._looking[step] = asyncio.ensure_future(self._look(step))
             task.add_done_callback(lambda _: self._looking.pop(step, None))
-        return {"plan": (await asyncio.shield(self._looking[step])).to_json()}
+        return {"plan": await asyncio.shield(self._looking[step])}
 
+    @serves("holds")
     async def _on_holds(self, source: int, step: int) -> dict[str, Any]:
-        rows = rows_of(self._memory_store, self._node_disk)
-        return {"shards": [[row[0].to_json(), *row[1:]] for row in rows if row[0].step == step]}
+        return {"shards": [one for one in self._saves.held() if one.save.step == step]}
 
     async def _look(self, step: int) -> Plan:
         """The best plan for a step: of the newest line's descent, then of this run's newest attempt."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from ckpt.agent.context import Part
-from ckpt.agent.restore.plan import Plan
+from ckpt.agent.shards.plan import Plan
 from ckpt.capacity import node_memory
 from ckpt.errors import CheckpointError
 from ckpt.format.memory_names import KINDS, copy_stem

@@ -21,8 +21,8 @@ from ckpt.agent.flush.leader import FlushLeader
 from ckpt.agent.flush.lease import Lease
 from ckpt.agent.flush.tier_contents import LostStep, TierContents, read_tier_contents
 from ckpt.agent.protect.leader import RebuildLeader
-from ckpt.agent.restore.plan import Plan
-from ckpt.agent.shards.held import DISK, OWN, Held, held_saves
+from ckpt.agent.shards.held import Held, ShardKind, held_saves
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.storage_calls import in_thread, in_time
 from ckpt.errors import AgentError, CheckpointError, CorruptError
 from ckpt.format.line import FIRST, newest_line
@@ -251,11 +251,11 @@ class RestoreLeader(Part):
             began_s=time.time(), notice=notice,
         )  # fmt: skip
 
-    def _preference(self, rank: int, node: int, kind: int) -> tuple[Any, ...]:
+    def _preference(self, rank: int, node: int, kind: ShardKind) -> tuple[Any, ...]:
         """The order of sources: memory before disks, training nodes before holders, the rank's current node before
         others, the saving node before copies."""
         is_holder = node not in self._context.training
-        return (kind == DISK, is_holder, node != self._context.home(rank), kind, node)
+        return (kind is ShardKind.DISK, is_holder, node != self._context.home(rank), kind, node)
 
     def _stored(self) -> dict[SaveId, list[str]]:
         """By save, the shared tiers that have it."""
@@ -274,7 +274,7 @@ class RestoreLeader(Part):
         save, holders = held.save, held.holders
         await self._keep_verified(save, holders)
         rebuilt, no_rebuild, damage = await self._bring_back(held)
-        held.kinds.update({(rank, holders[rank][0]): OWN for rank in rebuilt})
+        held.kinds.update({(rank, holders[rank][0]): ShardKind.OWN for rank in rebuilt})
         lost = held.lost
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         reasons, damaged = [], {_MEMORY: damage} if damage else {}

@@ -9,10 +9,12 @@ import time
 from typing import Any
 
 from ckpt.agent.context import Context, Part
+from ckpt.agent.protect.node import ProtectNode
 from ckpt.agent.restore.handover import Handover
-from ckpt.agent.restore.plan import Plan
-from ckpt.agent.save.node import SaveNode
-from ckpt.agent.shards.held import DISK, rows_of
+from ckpt.agent.rpc.messages import serves
+from ckpt.agent.saves import NodeSaves
+from ckpt.agent.shards.held import ShardKind
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.storage_calls import in_thread
 from ckpt.capacity import node_memory
 from ckpt.errors import AgentError, CheckpointError, CorruptError
@@ -33,11 +35,11 @@ log = logging.getLogger(__name__)
 class RestoreNode(Part):
     """From this node's inventory to the plan for its workers."""
 
-    def __init__(self, context: Context, saves: SaveNode) -> None:
+    def __init__(self, context: Context, saves: NodeSaves, protect: ProtectNode) -> None:
         super().__init__(context)
         self.plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._since_s = time.monotonic()
-        self._saves = saves
+        self._saves, self._protect = saves, protect
         self._handover = Handover(context)
 
     def fail(self, reason: str) -> None:
@@ -51,18 +53,20 @@ class RestoreNode(Part):
         self.plan.set_exception(AgentError(reason))
         self.plan.exception()  # marks it as retrieved, even if no worker asks
 
+    @serves("inventory")
     async def _on_inventory(self, source: int) -> dict[str, Any]:
         self._memory_store.scan()
         if problem := await self._node_disk.scan(self._place.who, self._deadlines.answer_s * _DISK_PART / 2):
             self._listener.problem("this node's disk cannot be read", problem)
-        rows = rows_of(self._memory_store, self._node_disk)
-        shards = [[row[0].to_json(), *row[1:]] for row in rows if row[3] == DISK or not self._is_quarantined(row[0])]
-        parity = self._saves.protect.inventory(self._is_quarantined)
+        held = self._saves.held()
+        shards = [one for one in held if one.kind is ShardKind.DISK or not self._is_quarantined(one.save)]
+        parity = self._protect.inventory(self._is_quarantined)
         return {"shards": shards, "parity": parity, "nvme_last_s": self._node_disk.last_commit_s}
 
     def _is_quarantined(self, save: SaveId) -> bool:
         return noted_reason(self._place.ram_dir, directory_name(save)) is not None
 
+    @serves("verify")
     async def _on_verify(self, source: int, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         """The requested ranks without a shard here that verifies. Damaged shards are dropped."""
         good = await asyncio.gather(*(self._verify(save, rank) for rank in ranks))
@@ -95,6 +99,7 @@ class RestoreNode(Part):
             return await self._node_disk.verify(save, rank)
         return True
 
+    @serves("verify_stored")
     async def _on_verify_stored(self, source: int, tier: str, save: SaveId, ranks: list[int]) -> dict[str, Any]:
         """Reads some ranks' shards from a shared tier, and reports damaged or missing ones. Raises every other failure.
 
@@ -123,7 +128,7 @@ class RestoreNode(Part):
         ranks = self._context.ranks(self._place.node_rank)
         return record.world_size == self._place.world_size and rank in ranks
 
-    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.Read, tier: str) -> bool:
+    async def _take_in(self, manifest: Manifest, place: ShardPlace, read: reads.ReadAt, tier: str) -> bool:
         """Reads a shard into this node's memory, verified.
 
         False if there is no space. Raises CorruptError or OSError.
@@ -152,25 +157,24 @@ class RestoreNode(Part):
         wanted = nbytes + self._place.ranks_per_node * each + slots_bytes + account.redundancy_bytes
         return wanted <= self._memory_store.free_bytes()
 
-    async def _bring_in(self, place: ShardPlace, read: reads.Read, tier: str) -> None:
+    async def _bring_in(self, place: ShardPlace, read: reads.ReadAt, tier: str) -> None:
         """Reads a verified shard into a free slot of its rank. Raises CorruptError or OSError."""
         since_s, record = time.monotonic(), place.record
         local_rank = record.rank - self._context.ranks(self._place.node_rank).start
         await self._fill(own_stem(local_rank), place, read)
         self._report_rebuilt(record, self._place.node, since_s, tier=tier)
 
-    async def _fill(self, stem: str, place: ShardPlace, read: reads.Read) -> None:
+    async def _fill(self, stem: str, place: ShardPlace, read: reads.ReadAt) -> None:
         """Reads a verified shard under a free name. Raises CorruptError or OSError."""
         name = self._memory_store.free_name(stem, self._config.slots, keep=None)
         with self._memory_store.filling(name, place.record.nbytes) as room:
             await in_thread(lambda: reads.read_whole(read, place, room.all()))
         self._memory_store.publish(name, place.record)
 
-    async def _on_restore(
-        self, source: int, plan: dict[str, Any], same_world: bool, tiers: list[str]
-    ) -> dict[str, Any]:
+    @serves("restore")
+    async def _on_restore(self, source: int, plan: Plan, same_world: bool, tiers: list[str]) -> dict[str, Any]:
         try:
-            return await self._take_up(Plan.from_json(plan), same_world, tiers)
+            return await self._take_up(plan, same_world, tiers)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
@@ -181,18 +185,17 @@ class RestoreNode(Part):
         Returns:
             The bytes that are pinned for a flush, and the ranks whose shards were taken over.
         """
-        self._saves.newest = plan.save
-        self._saves.nothing_was_lost = same_world and plan.is_in_place(self._context.home)
+        self._saves.restored(plan.save, nothing_was_lost=same_world and plan.is_in_place(self._context.home))
         if plan.save is None:
             self._context.workers_loaded.set()
         if plan.save and same_world:
-            await self._rebuild_all(plan.save, plan.holders)
+            await self._fetch_all(plan.save, plan.holders)
         taken = await self._handover.run(plan)
         seconds = round(time.monotonic() - self._since_s, 6)
         log.info("restore plan after %.3f s: step %s from %s", seconds, plan.step, plan.tier)
         self._listener.to_monitors(
             "restore_plan", step=plan.step or 0, attempt_of_step=plan.attempt, tier=plan.tier,
-            namespace=self._config.namespace, skipped=plan.skipped_json(), left=plan.left,
+            namespace=self._config.namespace, skipped=plan.skipped_json(), left=list(plan.left),
             sources=self._sources(plan, same_world), seconds=seconds,
         )  # fmt: skip
         pinned = self._saves.pin_newest(tiers) or 0
@@ -200,27 +203,29 @@ class RestoreNode(Part):
             self.plan.set_result(plan)
         return {"pinned_bytes": pinned, "taken": taken}
 
+    @serves("no_restore")
     async def _on_no_restore(self, source: int, reason: str) -> None:
         self.fail(reason)
 
+    @serves("quarantine")
     async def _on_quarantine(self, source: int, save: SaveId, reason: str) -> None:
         if reason:
             note_quarantined(self._place.ram_dir, directory_name(save), reason)
         if moved := await self._node_disk.quarantine(save):
             self._listener.problem("step quarantined", ": ".join(moved), save.step)
 
-    async def _rebuild_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
+    async def _fetch_all(self, save: SaveId, holders: dict[int, list[int]]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def rebuild(local_rank: int, rank: int) -> None:
+        async def fetch(local_rank: int, rank: int) -> None:
             async with limit:
                 if not self._memory_store.find(save, rank):
-                    await self._rebuild(save, rank, local_rank, holders.get(rank, []))
+                    await self._fetch(save, rank, local_rank, holders.get(rank, []))
 
         ranks = self._context.ranks(self._place.node_rank)
-        await asyncio.gather(*(rebuild(*item) for item in enumerate(ranks)))
+        await asyncio.gather(*(fetch(*item) for item in enumerate(ranks)))
 
-    async def _rebuild(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
+    async def _fetch(self, save: SaveId, rank: int, local_rank: int, holders: list[int]) -> None:
         """Copies a lost shard of this node from another node. If that fails, the load fetches it."""
         since_s = time.monotonic()
         for node in [node for node in holders if node != self._place.node_rank]:  # this node's disk was tried already

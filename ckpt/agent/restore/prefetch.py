@@ -2,7 +2,7 @@
 
 Shards are prefetched into this node's memory (`fetch-*`), never into a worker. If the rebuild fails, they are removed,
 and the load starts from the plan that is agreed then. The reasons are in
-`docs/adr/0011-parity-sums-are-gathered-where-they-are-made.md`.
+`docs/adr/0010-a-load-into-another-world-size-reads-ahead.md`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.node import ProtectNode
-from ckpt.agent.restore.plan import Plan
 from ckpt.agent.restore.serve import Loading
+from ckpt.agent.rpc.messages import serves
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 
@@ -52,7 +53,7 @@ class PrefetchNode(Part):
             record = await self._protect.header(plan.save, rank, self._headers)
         else:
             record = await self._exchange.record(plan.holders[rank][0], plan.save, rank)
-        return {"path": "", "base": 0, "record": record.to_json(), "whole": False}
+        return {"path": "", "base": 0, "record": record, "whole": False}
 
     def fetch(self, step: int, wants: list[Any]) -> None:
         """Starts to fetch what a worker will read: rows of saved rank and blocks (None: all), not lost shards."""
@@ -68,12 +69,14 @@ class PrefetchNode(Part):
             except (CheckpointError, OSError) as error:  # the load finds another source, or reports it
                 log.warning("rank %s of step %s is not prefetched: %s", rank, plan.step, error)
 
-    async def _on_foresee(self, source: int, plan: dict[str, Any], headers: list[int]) -> None:
+    @serves("foresee")
+    async def _on_foresee(self, source: int, plan: Plan, headers: list[int]) -> None:
         if self._final.done():
             raise AgentError("the final plan exists already")
-        self._plan, self._headers = Plan.from_json(plan), headers
+        self._plan, self._headers = plan, headers
         self._foreseen.set()
 
+    @serves("withdraw")
     async def _on_withdraw(self, source: int) -> None:
         """Removes everything that was prefetched, which frees its memory."""
         log.warning("step %s: the rebuild failed; prefetched shards are removed", self._plan.step)

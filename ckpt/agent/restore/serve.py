@@ -13,10 +13,11 @@ from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.restore.chosen import Chosen
-from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError
-from ckpt.agent.save.node import SaveNode
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.shards.growing_buffer import Room
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.storage_calls import in_thread
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import block_count, span_of
@@ -25,7 +26,7 @@ from ckpt.format.memory_names import data_file, fetched_name
 from ckpt.format.shard_record import SaveId, ShardRecord
 from ckpt.tiers import reads
 
-Source = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
+Open = Callable[[], Awaitable[dict[str, Any]]]  # gives the answer to `open`
 Fetch = Callable[[Room, list[int]], Awaitable[None]]  # fills blocks of a shard's memory
 
 log = logging.getLogger(__name__)
@@ -44,13 +45,13 @@ class Fetched:
 class Loading(Part):
     """One node's loads. The sources of a shard, best first: this node's memory and disk, other nodes, shared tiers."""
 
-    def __init__(self, context: Context, plan: asyncio.Future[Plan], saves: SaveNode) -> None:
+    def __init__(self, context: Context, plan: asyncio.Future[Plan], saves: NodeSaves) -> None:
         super().__init__(context)
         self._plan = plan
         self._saves = saves
         self._locks: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._fetched: dict[int, Fetched] = {}
-        self._chosen = Chosen(context, lambda: saves.newest)
+        self._chosen = Chosen(context, saves)
         self._damaged: set[tuple[SaveId, int, str]] = set()  # save, rank and source that a worker has found damaged
         self._manifests: dict[tuple[str, SaveId], Manifest] = {}  # by tier and save
         self._loaded: set[int] = set()
@@ -61,18 +62,18 @@ class Loading(Part):
         A Checkpointer that follows another one in the same attempt also gets what that one has committed.
         """
         plan = await asyncio.shield(self._plan)
-        committed = self._committed()
+        committed = self._saves.of_this_attempt
         return {
-            "save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size, "skipped": plan.skipped_json(),
+            "save": plan.save, "tier": plan.tier, "world_size": plan.world_size, "skipped": plan.skipped_json(),
             "generation": self._place.generation, "pinned": (committed or plan.save) in self._saves.pinned,
-            "next_line": [plan.next_number, plan.began_s], "is_head": plan.is_head, "committed": _json(committed),
+            "next_line": [plan.next_number, plan.began_s], "is_head": plan.is_head, "committed": committed,
             "notice": plan.notice,
         }  # fmt: skip
 
     async def choose(self, step: int) -> dict[str, Any]:
         """Lets workers open another step than the restored one from now on. Raises AgentError if no tier has it."""
         plan = await self._chosen.plan(step)
-        return {"save": _json(plan.save), "tier": plan.tier, "world_size": plan.world_size}
+        return {"save": plan.save, "tier": plan.tier, "world_size": plan.world_size}
 
     async def best(self) -> dict[str, Any]:
         """The best step by the metric of `keep_best`. Raises AgentError if there is none."""
@@ -82,12 +83,6 @@ class Loading(Part):
     def restored(self) -> Plan | None:
         """The plan that the agents have carried out; None if there is none."""
         return None if not self._plan.done() or self._plan.exception() else self._plan.result()
-
-    def _committed(self) -> SaveId | None:
-        """The newest save that this attempt has committed."""
-        newest, place = self._saves.newest, self._place
-        is_ours = newest is not None and (newest.run_id, newest.attempt) == (place.run_id, place.attempt)
-        return newest if is_ours else None
 
     async def _plan_of(self, step: int | None) -> Plan:
         plan = await asyncio.shield(self._plan)
@@ -175,19 +170,20 @@ class Loading(Part):
         for rank in list(self._fetched):
             self._forget(rank)
 
+    @serves("verify_again")
     async def _on_verify_again(self, source: int, save: SaveId, rank: int) -> None:
         """Drops shards of this node that are really damaged, so that no later restore counts on them."""
         for name in self._memory_store.find(save, rank):
             await self._memory_store.verify_again(name)
         await self._node_disk.verify_again(save, rank)
 
-    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Source]:
+    def _sources(self, plan: Plan, save: SaveId, rank: int, blocks: list[int] | None) -> list[Open]:
         """The sources, best first, without those that were found damaged."""
         taken_in = rank in plan.fetched or rank in plan.leaving
         reader = [self._context.reader(rank, plan.world_size)] if taken_in else []
         nodes = [*plan.holders.get(rank, []), *reader]
         found = self._memory_store.find(save, rank)
-        sources: list[tuple[str, Source]] = [(self._local_path(name), partial(self._local, name)) for name in found]
+        sources: list[tuple[str, Open]] = [(self._local_path(name), partial(self._local, name)) for name in found]
         if on_disk := self._node_disk.find(save, rank):
             sources.append((str(on_disk.path), partial(self._from_disk, save, rank)))
         for node in nodes:
@@ -271,9 +267,5 @@ class Loading(Part):
         return str(data_file(self._place.ram_dir, name))
 
 
-def _json(save: SaveId | None) -> dict[str, Any] | None:
-    return save.to_json() if save else None
-
-
 def _reply(path: str, base: int, record: ShardRecord, *, whole: bool = True) -> dict[str, Any]:
-    return {"path": path, "base": base, "record": record.to_json(), "whole": whole}
+    return {"path": path, "base": base, "record": record, "whole": whole}

@@ -1,5 +1,6 @@
 """Messages to and from an agent.
 
+messages       the catalogue of all messages
 framing        frames on the Unix socket
 credentials    the process at the other end of a Unix socket
 worker_socket  the agent's Unix socket: connected workers and runner, and which event goes to which

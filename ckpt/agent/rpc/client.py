@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.framing import Decoder, encode
+from ckpt.agent.rpc.messages import OF_WORKER, TO_WORKER, check_answer, received
 from ckpt.errors import AgentError
 from ckpt.fork import let_go_when_forked
 from ckpt.timeouts import WorkerDeadlines
@@ -209,7 +210,9 @@ class AgentClient(_Connection):
         return cls._open(socket_path, timeout_s, role="worker", local_rank=local_rank, rank=rank, pid=os.getpid())
 
     def request(self, op: str, *, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Sends a request and waits for its reply. Events that arrive meanwhile are kept for `events`.
+        """Sends a request and waits for its reply, with objects of the catalogue's types.
+
+        Events that arrive meanwhile are kept for `events`.
 
         Raises:
             AgentError: no reply within `timeout_s`, the reply is an error, or the agent is gone.
@@ -220,11 +223,12 @@ class AgentClient(_Connection):
             deadline = time.monotonic() + timeout_s
             while (message := self.receive(max(0.0, deadline - time.monotonic()))) is not None:
                 if "event" in message:
-                    self._events.append(message)
+                    self._events.append(received(message, TO_WORKER))
                 elif message.get("re") == number:
                     if "error" in message:
                         raise AgentError(f"agent {self._path}: {op}: {message['error']}")
-                    return message
+                    del message["re"]
+                    return check_answer(op, message, OF_WORKER)
         raise AgentError(f"agent {self._path}: no reply to {op!r} within {timeout_s:g} s")
 
     def events(self, timeout_s: float = 0.0) -> list[dict[str, Any]]:
@@ -232,7 +236,7 @@ class AgentClient(_Connection):
         with self._lock:
             while (message := self.receive(0.0 if self._events else timeout_s)) is not None:
                 if "event" in message:
-                    self._events.append(message)
+                    self._events.append(received(message, TO_WORKER))
             events = list(self._events)
             self._events.clear()
             return events

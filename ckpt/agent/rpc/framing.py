@@ -10,7 +10,7 @@ from typing import Any
 from ckpt.errors import AgentError
 from ckpt.format.atomic_files import dump_json
 
-MAX_BYTES = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
 
@@ -21,9 +21,9 @@ def encode(message: dict[str, Any]) -> bytes:
         AgentError: the message is longer than a frame may be.
     """
     body = dump_json(message)
-    if len(body) > MAX_BYTES:
+    if len(body) > MAX_FRAME_BYTES:
         raise AgentError(
-            f"message: {len(body)} bytes of JSON, expected at most {MAX_BYTES}; "
+            f"message: {len(body)} bytes of JSON, expected at most {MAX_FRAME_BYTES}; "
             "the state holds too many or too large Python values, keep bulk data in tensors"
         )
     return _LENGTH.pack(len(body)) + body
@@ -55,8 +55,8 @@ class Decoder:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(self._buffer)
-            if nbytes > MAX_BYTES:
-                raise AgentError(f"message: {nbytes} bytes announced, expected at most {MAX_BYTES}")
+            if nbytes > MAX_FRAME_BYTES:
+                raise AgentError(f"message: {nbytes} bytes announced, expected at most {MAX_FRAME_BYTES}")
             end = _LENGTH.size + nbytes
             if len(self._buffer) < end:
                 return

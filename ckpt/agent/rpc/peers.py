@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import logging
 import time
@@ -11,13 +12,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ckpt.agent.rpc.framing import decode
-from ckpt.agent.rpc.messages import BETWEEN, TO_LEADER, TO_NODE, check, deadline_of
+from ckpt.agent.rpc.messages import OF_AGENTS, check, check_answer, deadline_of
 from ckpt.agent.rpc.transport import MAX_MESSAGE_BYTES, Transfer, Transport, TransportError
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.atomic_files import dump_json
 from ckpt.timeouts import AgentDeadlines
 from holdfast.base.deadlines import within
+from holdfast.base.messages import kind_of, plain
 
 T = TypeVar("T")
 Moving = tuple[Transfer, "asyncio.Future[None]"]  # a range under way, and the future that its end completes
@@ -25,6 +27,7 @@ Handler = Callable[..., Awaitable[dict[str, Any] | None]]  # called with the sen
 
 WINDOW = 8  # ranges under way at once in one direction of a transfer: uses the full bandwidth and limits memory use
 TURN = 4  # ranges that a transfer completes at most before other tasks of the event loop run
+SPIN_S, SPIN_MOVING_S = 0.002, 0.2  # of silence: polls without a pause until then; the second while bytes are moving
 IDLE_POLL_S = 0.02  # between polls of the transport while it is idle: about 1% of a core
 
 log = logging.getLogger(__name__)
@@ -62,26 +65,32 @@ class Peers:
         self._tags = itertools.count()
         self._active_s = 0.0
 
-    def handle(self, op: str, handler: Handler) -> None:
-        """Handles calls of `op` from any node. The caller gets the handler's exceptions as a PeerError."""
-        self._handlers[op] = handler
-
     def serve(self, part: object) -> None:
-        """Handles calls with an object's methods `_on_<op>`."""
-        for name in dir(part):
-            if name.startswith("_on_"):
-                self.handle(name.removeprefix("_on_"), getattr(part, name))
+        """Handles calls with those methods of an object that are marked by `serves`.
+
+        The caller gets their exceptions as a PeerError.
+
+        Raises:
+            ValueError: a message has a handler already, or the method takes other fields than it has.
+        """
+        for name, method in inspect.getmembers(type(part), lambda member: hasattr(member, "serves")):
+            op, what = method.serves, f"{type(part).__name__}.{name}"
+            if op in self._handlers:
+                raise ValueError(f"{what}: {op!r} has a handler already, {self._handlers[op].__qualname__}")
+            expected = {"self", "source", *kind_of(op, *OF_AGENTS).fields.types}
+            if (got := inspect.signature(method).parameters.keys()) != expected:
+                raise ValueError(f"{what}: takes {', '.join(got)}, expected {', '.join(sorted(expected))} of {op!r}")
+            self._handlers[op] = getattr(part, name)
 
     async def call(self, node: int, op: str, *, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
         """Calls one node, and returns its answer. Raises PeerError.
 
         Args:
             timeout_s: the deadline; None: the one in the catalogue of messages.
-            fields: the message's fields; objects with `to_json` are sent as its result.
+            fields: the message's fields.
         """
         timeout_s = timeout_s or float(getattr(self.deadlines, deadline_of(op)))
-        plain = {name: value.to_json() if hasattr(value, "to_json") else value for name, value in fields.items()}
-        message = {"op": op, **plain}
+        message = {"op": op, **plain(fields)}
         try:
             serve = self._serve(node, message) if node == self.rank else self._remote(node, message)
             answer = await within(timeout_s, serve)
@@ -91,7 +100,10 @@ class Peers:
             raise PeerError(f"node {self.nodes[node]}: {op}: {error}") from None
         if "error" in answer:
             raise PeerError(f"node {self.nodes[node]}: {op}: {answer['error']}")
-        return answer
+        try:
+            return check_answer(op, answer, *OF_AGENTS)
+        except CheckpointError as error:
+            raise PeerError(f"node {self.nodes[node]}: {error}") from None
 
     async def call_all(self, op: str, nodes: Iterable[int] | None = None, **fields: Any) -> list[dict[str, Any]]:
         """Calls some nodes (None: all) concurrently. Returns the answers in the order of the nodes.
@@ -187,7 +199,7 @@ class Peers:
             if moved:
                 self._active_s = time.monotonic()
             idle_s = time.monotonic() - self._active_s
-            spins = idle_s < (0.2 if self._transfers else 0.002)
+            spins = idle_s < (SPIN_MOVING_S if self._transfers else SPIN_S)
             await asyncio.sleep(0 if spins else min(IDLE_POLL_S, idle_s / 10))  # adds at most a tenth to a call's time
 
     def _poll(self) -> bool:
@@ -199,7 +211,7 @@ class Peers:
             message = decode(body)
             if "re" not in message:
                 self.tasks.start(self._answer(source, message))
-            elif type(number := message["re"]) is int and (reply := self._replies.get(number)) and not reply.done():
+            elif type(number := message.pop("re")) is int and (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(message)
         return self._finish() or moved
 
@@ -246,7 +258,7 @@ class Peers:
         if handler is None:
             return {"error": "unknown call"}
         try:
-            return await handler(source, **check(message, TO_NODE, BETWEEN, TO_LEADER)) or {}
+            return plain(await handler(source, **check(message, *OF_AGENTS)) or {})
         except (CheckpointError, OSError) as error:
             return {"error": str(error)}
         except Exception as error:

@@ -13,8 +13,10 @@ from typing import Any
 
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.framing import Decoder, encode
+from ckpt.agent.rpc.messages import TO_RUNNER, TO_WORKER, event
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
+from holdfast.base.messages import plain
 
 _READ_BYTES = 1 << 18
 _MAX_UNREAD_BYTES = 256 << 20  # a client with this many unread bytes has stopped reading
@@ -89,13 +91,15 @@ class WorkerSocket:
         await self._tasks.cancel()
         self.path.unlink(missing_ok=True)
 
-    def to_workers(self, event: str, **fields: Any) -> None:
+    def to_workers(self, name: str, **fields: Any) -> None:
+        """Sends an event to all workers of the node. Raises MalformedMessage if it is not as in the catalogue."""
+        message = event(name, fields, TO_WORKER)
         for client in [client for client in self.clients if client.role == "worker"]:
-            client.send({"event": event, **fields})
+            client.send(message)
 
-    def to_monitors(self, event: str, **fields: Any) -> None:
-        """Sends an event to the node's runner. It is kept until a runner connects."""
-        message = {"event": event, **fields}
+    def to_monitors(self, name: str, **fields: Any) -> None:
+        """Sends an event to the node's runner. It is kept until a runner connects. Raises as `to_workers`."""
+        message = event(name, fields, TO_RUNNER)
         monitors = [client for client in self.clients if client.role == "monitor"]
         if not monitors:
             self._backlog.append(message)
@@ -164,6 +168,6 @@ class WorkerSocket:
             log.exception("malformed %r of local rank %d", message.get("op"), client.local_rank)
             answer = {"error": f"malformed {message.get('op')!r:.40}: {type(error).__name__} {error}"}
         if "id" in message:
-            client.send({"re": message["id"], **answer})
+            client.send({"re": message["id"], **plain(answer)})
         elif "error" in answer:
             self.problem(f"message {message.get('op')!r:.40} of local rank {client.local_rank}", answer["error"])

@@ -22,7 +22,7 @@ _LARGE_BYTES = 1 << 20  # smaller tensors are not compared
 _MOST_ROWS = 4096  # of the largest tensors, in one message
 _UNKNOWN = ""  # a digest of content that proves nothing either way
 
-Row = list[Any]  # key, bytes, and a digest of the content; null: not equal, or not to be declared
+TensorRow = list[Any]  # key, bytes, and a digest of the content; null: not equal, or not to be declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Alike:
         )
 
 
-def rows_of(records: Sequence[ShardRecord]) -> list[Row]:
+def rows_of(records: Sequence[ShardRecord]) -> list[TensorRow]:
     """The large tensors that are in each of one node's records and not distributed, with digests."""
     return _common([_rows(record) for record in records])
 
 
-def compare(of_nodes: Iterable[list[Row]]) -> Alike | None:
+def compare(of_nodes: Iterable[list[TensorRow]]) -> Alike | None:
     """The tensors that are equal on all nodes; None if they are few bytes."""
     rows = _common(list(of_nodes))
     equal = {key: nbytes for key, nbytes, digest in rows if digest}
@@ -58,7 +58,7 @@ def compare(of_nodes: Iterable[list[Row]]) -> Alike | None:
     return Alike(keys=tuple(_shortest(list(equal), differing)), nbytes=sum(equal.values()))
 
 
-def _rows(record: ShardRecord) -> list[Row]:
+def _rows(record: ShardRecord) -> list[TensorRow]:
     large = [c for c in record.layout.chunks if c.nbytes >= _LARGE_BYTES]
     large.sort(key=lambda chunk: (-chunk.nbytes, chunk.key))
     return [[c.key, c.nbytes, _digest(c, record)] for c in large[:_MOST_ROWS]]
@@ -89,7 +89,7 @@ def _checksum_of_zeros(nbytes: int) -> str:
     return checksum(bytes(nbytes))
 
 
-def _common(all_rows: list[list[Row]]) -> list[Row]:
+def _common(all_rows: list[list[TensorRow]]) -> list[TensorRow]:
     """One row for each key of any of them."""
     found: dict[str, list[tuple[int, str | None]]] = defaultdict(list)
     for rows in all_rows:

@@ -17,9 +17,10 @@ from typing import Any
 from ckpt.agent.cadence import CadenceLeader
 from ckpt.agent.context import Context, Part
 from ckpt.agent.flush.leader import FlushLeader
-from ckpt.agent.restore.plan import Plan
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.save.alike import compare
+from ckpt.agent.shards.plan import Plan
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError
 from ckpt.format.lasting import Given, merged_metrics
@@ -90,6 +91,7 @@ class SaveLeader(Part):
             while (save := self._oldest_complete()) is not None:
                 await self._lead(save)
 
+    @serves("sealed")
     async def _on_sealed(
         self,
         source: int,
@@ -97,12 +99,12 @@ class SaveLeader(Part):
         nbytes: int,
         flush: bool,
         token_counts: list[Any],
-        lines: list[Any],
+        lines: list[Line],
         given: list[Any],
         stall_s: float,
         elapsed_s: float,
     ) -> None:
-        found = {Line.from_json(line) for line in lines}
+        found = set(lines)
         self._follow_line(max(found), step)
         if step <= self._committed or step in self._dropped:
             raise AgentError(f"step {step} was dropped, or a newer one has committed")
@@ -140,19 +142,19 @@ class SaveLeader(Part):
         self._line, self._committed, self._dropped_up_to = line, -1, -1
         self._dropped.clear()
 
-    async def _on_ask_drop(self, source: int, step: int, descent: dict[str, Any], reason: str) -> None:
+    @serves("ask_drop")
+    async def _on_ask_drop(self, source: int, step: int, descent: Line, reason: str) -> None:
         """Answers at once, because the drop is sent back to the task that asks."""
-        asked = Line.from_json(descent)
-        self._follow_line(asked, step)
-        self._refuse_of_left_line(asked, step)
+        self._follow_line(descent, step)
+        self._refuse_of_left_line(descent, step)
         if step <= self._committed:
             raise AgentError(f"step {self._committed} has committed before it")
-        self._tasks.start(self._drop(step, asked, f"node {self._peers.nodes[source]}: {reason}"))
+        self._tasks.start(self._drop(step, descent, f"node {self._peers.nodes[source]}: {reason}"))
 
-    async def _on_ask_drop_up_to(self, source: int, step: int, descent: dict[str, Any]) -> None:
-        asked = Line.from_json(descent)
-        self._follow_line(asked, step)
-        self._refuse_of_left_line(asked, step)
+    @serves("ask_drop_up_to")
+    async def _on_ask_drop_up_to(self, source: int, step: int, descent: Line) -> None:
+        self._follow_line(descent, step)
+        self._refuse_of_left_line(descent, step)
         self._dropped_up_to = max(self._dropped_up_to, step)
         for older in [save for save in self._gathering.values() if save.step <= self._dropped_up_to]:
             reason = f"node {self._peers.nodes[source]}: a rank had no agent"
@@ -276,7 +278,7 @@ class SaveLeader(Part):
             "drop not heard by every node",
             "drop",
             step=step,
-            descent=line.to_json(),
+            descent=line,
             reason=reason,
             replicas_differ=replicas_differ,
         )

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt.agent.context import Context, Part
 from ckpt.agent.protect.node import ProtectNode
-from ckpt.agent.restore.plan import Placement
-from ckpt.agent.rpc.messages import OF_WORKER, check
+from ckpt.agent.rpc.messages import OF_WORKER, check, serves
 from ckpt.agent.rpc.peers import PeerError
 from ckpt.agent.rpc.worker_socket import Client
 from ckpt.agent.save.alike import rows_of
+from ckpt.agent.saves import NodeSaves
 from ckpt.agent.tasks import Tasks
 from ckpt.errors import AgentError, CheckpointError
 from ckpt.format.checksums import checksums
@@ -61,23 +60,12 @@ class Save:
         return max(self.lines)
 
 
-@dataclass(kw_only=True, eq=False)
-class Pin:
-    """A committed save on its way to lower tiers."""
-
-    save: SaveId
-    names: dict[int, str]  # names of its shards, by local rank
-    tiers: set[str]  # tiers that it has not reached yet
-
-
 class SaveNode(Part):
     """All saves in flight on this node."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, saves: NodeSaves, protect: ProtectNode) -> None:
         super().__init__(context)
-        self.newest: SaveId | None = None  # committed or restored; kept until the next commit
-        self.nothing_was_lost = False  # every shard of the restored save was on its rank's node
-        self.pinned: dict[SaveId, Pin] = {}
+        self._saves, self._protect = saves, protect
         self._line: Line | None = None  # the newest one that a worker of this node has saved to
         self._slots = context.config.slots
         self._in_flight: dict[int, Save] = {}
@@ -86,9 +74,7 @@ class SaveNode(Part):
         self._dropped: deque[int] = deque(maxlen=_REMEMBER)  # a worker may still stage one of them
         self._dropped_up_to = -1  # a worker of this node has dropped its saves up to this step
         self._lower_until_s: float | None = None  # for workers that close in a stop
-        self._changed = asyncio.Condition()
         self._sealing = [asyncio.Lock() for _ in range(self._place.ranks_per_node)]  # seals each rank's steps in order
-        self.protect = ProtectNode(context)
 
     def staged(self, client: Client, message: dict[str, Any]) -> None:
         """A worker has staged its shard into one of its slots. An invalid shard drops the save at once."""
@@ -101,14 +87,14 @@ class SaveNode(Part):
             raise
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        check(message, OF_WORKER)
-        local_rank, step, slot, rank = client.local_rank, message["step"], message["slot"], message["rank"]
-        layout, line = Layout.from_json(message["layout"]), Line.from_json(message["descent"])
+        fields = check(message, OF_WORKER)
+        local_rank, step, slot, rank = client.local_rank, fields["step"], fields["slot"], fields["rank"]
+        layout, line = Layout.from_json(fields["layout"]), fields["descent"]
         if slot >= self._slots or rank != self._rank_of(client):
             raise AgentError(f"staged: slot {slot} of rank {rank} is not one of local rank {local_rank}")
         self._follow_line(line)
         is_dropped, save_id = step in self._dropped or step <= self._dropped_up_to, self._context.save_id(step, line)
-        if is_dropped or save_id in self.pinned or self._memory_store.find(save_id, rank):
+        if is_dropped or save_id in self._saves.pinned or self._memory_store.find(save_id, rank):
             reason = "dropped already" if is_dropped else "saved already"
             client.send({"event": "dropped", "step": step, "reason": reason})
             return
@@ -162,14 +148,14 @@ class SaveNode(Part):
         for save in [save for save in self._in_flight.values() if save.step <= step]:
             save.tasks.start(self._ask_drop(save, f"rank {rank} was without an agent"))
         try:
-            await self._peers.call(0, "ask_drop_up_to", step=step, descent=line.to_json())
+            await self._peers.call(0, "ask_drop_up_to", step=step, descent=line)
         except PeerError as error:
             self._listener.problem("dropped saves not reported", str(error), step)
 
     async def limit_lower(self, lower_s: float | None) -> None:
         """All ranks stop. Those that close wait for the lower tiers for this time at most; None: without a limit."""
         self._lower_until_s = None if lower_s is None else time.monotonic() + lower_s
-        await self._tell_waiters()
+        await self._saves.notify()
 
     async def await_saves(self, *, is_closing: bool = False) -> None:
         """Returns when the workers know the outcome of this node's saves, or that the other agents are lost.
@@ -177,13 +163,13 @@ class SaveNode(Part):
         Args:
             is_closing: whether the limit of a stop applies: then the outcome in the lower tiers may not be known.
         """
-        async with self._changed:
-            while not self._is_lost and (self._in_flight or self._ending or self.pinned):
+        async with self._saves.changed:
+            while not self._is_lost and (self._in_flight or self._ending or self._saves.pinned):
                 left_s = self._lower_left_s() if is_closing and not (self._in_flight or self._ending) else None
                 if left_s is not None and left_s <= 0:
                     return
                 with suppress(asyncio.TimeoutError):
-                    await within(left_s, self._changed.wait())
+                    await within(left_s, self._saves.changed.wait())
 
     def _lower_left_s(self) -> float | None:
         return None if self._lower_until_s is None else self._lower_until_s - time.monotonic()
@@ -192,43 +178,10 @@ class SaveNode(Part):
         """The other agents are lost. Promised saves may have committed, so they stay. No other save can commit."""
         for unpromised in [save for save in self._in_flight.values() if not save.promised]:
             await self._drop(unpromised.step, reason)
-        for save, pin in list(self.pinned.items()):
-            for tier in list(pin.tiers):
-                await self.flushed(save, tier, reached=False)
+        await self._saves.world_lost()
         self._listener.to_workers("world_lost", reason=reason)
         self._is_lost = True
-        await self._tell_waiters()
-
-    async def flushed(self, save: SaveId, tier: str, reached: bool, **size_and_time: Any) -> None:
-        """The save has reached a lower tier, or will not. After the last tier its slots may be reused."""
-        if (pin := self.pinned.get(save)) is not None:
-            pin.tiers.discard(tier)
-            if not pin.tiers:
-                del self.pinned[save]
-        outcome = {"reached": reached, **(size_and_time if reached else {})}
-        pinned = any(other.step == save.step for other in self.pinned)  # maybe that of another line
-        self._listener.to_workers("flushed", step=save.step, tier=tier, pinned=pinned, **outcome)
-        await self._tell_waiters()
-
-    def pin_newest(self, tiers: Collection[str]) -> int | None:
-        """Keeps this node's shards of the newest save until they have reached these tiers. Returns their bytes.
-
-        A copy is enough, for nodes that have changed places. If a shard is missing, none is pinned, and the result is
-        None; a flush then fails.
-        """
-        if self.newest is None or not tiers:
-            return None
-        names: dict[int, str] = {}
-        for local_rank, rank in enumerate(self._context.ranks(self._place.node_rank)):
-            found = self._memory_store.find(self.newest, rank)
-            if not found or self._memory_store.record(found[0]).world_size != self._place.world_size:
-                return None
-            names[local_rank] = found[0]
-        self.pinned[self.newest] = Pin(save=self.newest, names=names, tiers=set(tiers))
-        return sum(self._memory_store.record(name).nbytes for name in names.values())
-
-    async def _on_pin_newest(self, source: int, tiers: list[str]) -> dict[str, Any]:
-        return {"pinned_bytes": self.pin_newest(tiers)}
+        await self._saves.notify()
 
     def _rank_of(self, client: Client) -> int:
         ranks = self._context.ranks(self._place.node_rank)
@@ -269,7 +222,7 @@ class SaveNode(Part):
                 token_counts = [[token, count, save.members[token]] for token, count in save.tokens.items()]
                 await self._peers.call(
                     0, "sealed", step=save.step, nbytes=save.nbytes, flush=save.flush, token_counts=token_counts,
-                    lines=[line.to_json() for line in sorted(save.lines)], given=merged_metrics(save.given),
+                    lines=sorted(save.lines), given=merged_metrics(save.given),
                     stall_s=save.stall_s, elapsed_s=time.monotonic() - save.since_s,
                 )  # fmt: skip
         except (CheckpointError, OSError) as error:
@@ -278,12 +231,13 @@ class SaveNode(Part):
     async def _ask_drop(self, save: Save, reason: str) -> None:
         """Asks the leader to drop the save everywhere. If that fails, drops it here."""
         try:
-            await self._peers.call(0, "ask_drop", step=save.step, descent=save.newest_line.to_json(), reason=reason)
+            await self._peers.call(0, "ask_drop", step=save.step, descent=save.newest_line, reason=reason)
         except PeerError as error:
             if not save.promised:
                 self._listener.problem("save dropped", f"{reason}; {error}", save.step, failed="memory")
                 await self._drop(save.step, reason)
 
+    @serves("publish")
     async def _on_publish(self, source: int, save: SaveId, metrics: dict[str, float]) -> None:
         found = self._in_flight.get(save.step)
         if found is None:
@@ -292,27 +246,22 @@ class SaveNode(Part):
         for name, record in found.records.items():
             self._memory_store.publish(name, replace(record, save=save, metrics=metrics))
 
+    @serves("protect")
     async def _on_protect(self, source: int, save: SaveId) -> None:
         found = self._in_flight.get(save.step)
         if found is None or found.id != save:
             raise AgentError(f"step {save.step} was dropped here")
-        kept = {save, *([self.newest] if self.newest else [])}
-        keep = None if self.newest is None and self._place.generation else kept
+        newest, keep = self._saves.newest, None
+        if newest or not self._place.generation:
+            keep = {save, *([newest] if newest else [])}
+        # else these agents have replaced lost ones and know no newest save: what is here may be all that is left of one
         try:
-            await found.tasks.hold(self.protect.make(save, keep))
+            await found.tasks.hold(self._protect.make(save, keep))
         except asyncio.CancelledError:
             raise AgentError(f"step {save.step} was dropped meanwhile") from None
         found.promised = True
 
-    async def _on_protect_restored(
-        self, source: int, placement: list[Any] | None, alone: list[int] | None
-    ) -> dict[str, Any]:
-        moved = Placement.from_json(placement) if placement else None
-        if self.nothing_was_lost:  # then its redundancy is here too, and a check would slow down the workers' load
-            with suppress(asyncio.TimeoutError):
-                await within(self._deadlines.load_s, self._context.workers_loaded.wait())
-        return {"made": await self.protect.make(self.newest, None, moved, alone) if self.newest else 0}
-
+    @serves("commit_save")
     async def _on_commit_save(
         self, source: int, save: SaveId, tiers: list[str], nbytes: int, seconds: float, stall_s: float
     ) -> None:
@@ -321,18 +270,17 @@ class SaveNode(Part):
         if found is None or found.id != save:
             raise AgentError(f"step {step} was dropped here")
         del self._in_flight[step]
-        self.newest = save
-        if tiers:
-            self.pinned[save] = Pin(save=save, names=found.names, tiers=set(tiers))
+        self._saves.committed(save, found.names, tiers)
         report = {"step": step, "bytes": nbytes, "seconds": seconds}
-        self._listener.to_workers("committed", save=save.to_json(), pinned=bool(tiers), **report)
+        self._listener.to_workers("committed", save=save, pinned=bool(tiers), **report)
         self._listener.to_monitors("commit", tier="memory", **report, stall_s=stall_s)
         await found.tasks.cancel()
         for older in [older for older in self._in_flight if older < step]:  # their outcome will not arrive any more
             await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")
         self._tidy()
-        await self._tell_waiters()
+        await self._saves.notify()
 
+    @serves("large_tensors")
     async def _on_large_tensors(self, source: int, save: SaveId) -> dict[str, Any]:
         found = [self._memory_store.find(save, rank) for rank in self._context.ranks(self._place.node_rank)]
         if not all(found):
@@ -343,21 +291,18 @@ class SaveNode(Part):
     def _tidy(self) -> None:
         local_ranks = range(self._place.ranks_per_node)
         stems = set(map(own_stem, local_ranks))
-        stems |= {copy_stem(node, local_rank) for node in self.protect.sources for local_rank in local_ranks}
-        keep = set(self.pinned)
-        keep |= {self.newest} if self.newest else set()
-        self._memory_store.tidy(stems, self._slots, keep)
-        self.protect.tidy(keep)
-        left = {record.save for record in self._memory_store.shards().values()} | self.protect.saves()
+        stems |= {copy_stem(node, local_rank) for node in self._protect.sources for local_rank in local_ranks}
+        self._memory_store.tidy(stems, self._slots, self._saves.kept)
+        self._protect.tidy(self._saves.kept)
+        left = {record.save for record in self._memory_store.shards().values()} | self._protect.saves()
         forget_notes(self._place.ram_dir, set(map(directory_name, left)))
 
-    async def _on_drop(
-        self, source: int, step: int, descent: dict[str, Any], reason: str, replicas_differ: bool
-    ) -> None:
+    @serves("drop")
+    async def _on_drop(self, source: int, step: int, descent: Line, reason: str, replicas_differ: bool) -> None:
         """Drops a save, but not one of the same step that a later line has here already."""
-        dropped, save = Line.from_json(descent), self._in_flight.get(step)
-        self._follow_line(dropped)
-        if dropped == self._line or (save is not None and dropped >= save.newest_line):
+        save = self._in_flight.get(step)
+        self._follow_line(descent)
+        if descent == self._line or (save is not None and descent >= save.newest_line):
             await self._drop(step, reason, replicas_differ=replicas_differ)
 
     async def _drop(self, step: int, reason: str, *, replicas_differ: bool = False) -> None:
@@ -372,8 +317,4 @@ class SaveNode(Part):
             self._listener.to_workers("dropped", step=step, reason=reason, replicas_differ=replicas_differ)
         finally:
             self._ending.discard(save)
-        await self._tell_waiters()
-
-    async def _tell_waiters(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        await self._saves.notify()

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
-from ckpt.agent.shards.memory_store import MemoryStore
-from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.config import Place
-from ckpt.format import memory_names
 from ckpt.format.shard_record import SaveId
 
-OWN, COPY, DISK = range(3)  # how a node has a shard: as its own rank's, as a copy, on its disk (NVMe) only
-Row = Sequence[Any]  # a shard in a message: save, world size, rank, and one of these kinds
+
+class ShardKind(IntEnum):
+    """How a node has a shard, best first: as its own rank's, as a copy, on its disk (NVMe) only."""
+
+    OWN = 0
+    COPY = 1
+    DISK = 2
+
+
+class HeldShard(NamedTuple):
+    """A shard on a node, as messages list it."""
+
+    save: SaveId
+    world_size: int
+    rank: int
+    kind: ShardKind
+
+    def to_json(self) -> list[Any]:
+        return [self.save.to_json(), self.world_size, self.rank, int(self.kind)]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> HeldShard:
+        save, world_size, rank, kind = value
+        return cls(SaveId.from_json(save), world_size, rank, ShardKind(kind))
 
 
 @dataclass(kw_only=True)
@@ -22,7 +42,7 @@ class Held:
 
     save: SaveId
     world_size: int  # number of ranks that saved it
-    kinds: dict[tuple[int, int], int] = field(default_factory=dict)  # the best kind, by rank and node
+    kinds: dict[tuple[int, int], ShardKind] = field(default_factory=dict)  # the best kind, by rank and node
     holders: dict[int, list[int]] = field(default_factory=dict)  # nodes by rank, best first
 
     @property
@@ -37,31 +57,22 @@ class Held:
     @property
     def on_disks(self) -> tuple[int, ...]:
         """The ranks whose best holder has the shard only on its disk."""
-        return tuple(rank for rank, node in self.best.items() if self.kinds[rank, node] == DISK)
-
-
-def rows_of(memory_store: MemoryStore, node_disk: NodeDisk) -> list[tuple[SaveId, int, int, int]]:
-    """The shards on this node: save, world size, rank and kind."""
-    in_memory = [
-        (record.save, record.world_size, record.rank, OWN if memory_names.kind_of(name) == memory_names.OWN else COPY)
-        for name, record in memory_store.shards().items()
-    ]
-    return [*in_memory, *((*row, DISK) for row in node_disk.rows())]
+        return tuple(rank for rank, node in self.best.items() if self.kinds[rank, node] is ShardKind.DISK)
 
 
 def held_saves(
-    shards: Iterable[Iterable[Row]], preference: Callable[[int, int, int], Any] = lambda rank, node, kind: (kind, node)
+    shards: Iterable[Iterable[HeldShard]],
+    preference: Callable[[int, int, ShardKind], Any] = lambda rank, node, kind: (kind, node),
 ) -> list[Held]:
     """Groups shards by save, the newest step first.
 
     Args:
-        shards: the rows of each node, in the order of node ranks.
+        shards: those of each node, in the order of node ranks.
         preference: the sort key of a holder, from rank, node and kind.
     """
     found: dict[SaveId, Held] = {}
     for node, rows in enumerate(shards):
-        for save_json, world_size, rank, kind in rows:
-            save = SaveId.from_json(save_json)
+        for save, world_size, rank, kind in rows:
             kinds = found.setdefault(save, Held(save=save, world_size=world_size)).kinds
             kinds[rank, node] = min(kind, kinds.get((rank, node), kind))
     for held in found.values():
@@ -70,10 +81,14 @@ def held_saves(
     return sorted(found.values(), key=lambda held: (held.save.step, held.save.attempt), reverse=True)
 
 
-def whole_in_place(shards: Iterable[Iterable[Row]], place: Place) -> list[SaveId]:
+def whole_in_place(shards: Iterable[Iterable[HeldShard]], place: Place) -> list[SaveId]:
     """The saves of which every rank has its own shard on its own node, this attempt's first, newest first."""
     in_place = (
-        [row for row in rows if row[3] == OWN and row[1] == place.world_size and row[2] // place.ranks_per_node == node]
+        [
+            one
+            for one in rows
+            if (one.kind, one.world_size, one.rank // place.ranks_per_node) == (ShardKind.OWN, place.world_size, node)
+        ]
         for node, rows in enumerate(shards)
     )
     whole = [held.save for held in held_saves(in_place) if not held.lost]

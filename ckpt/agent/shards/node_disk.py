@@ -35,7 +35,7 @@ class DiskShard:
         return self.tier.data_path(self.record.save, self.place.file)
 
     @property
-    def read(self) -> reads.Read:
+    def read(self) -> reads.ReadAt:
         return reads.reader(self.tier, self.record.save, self.place)
 
     def blocks(self, blocks: Sequence[int] | None) -> Iterator[memoryview]:

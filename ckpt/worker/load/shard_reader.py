@@ -172,7 +172,7 @@ class SavedStep:
             raise CheckpointError(
                 f"step {self.step}: the agent of node {self._node} has no shard of rank {rank}: {error}"
             ) from None
-        record = ShardRecord.from_json(reply["record"])
+        record = reply["record"]
         known = self._records.get(rank, record)
         got, expected = (record.save, record.rank, record.layout), (known.save, rank, known.layout)
         if got != expected or record.save.step != self.step:

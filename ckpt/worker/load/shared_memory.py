@@ -29,10 +29,10 @@ class Target:
     path: Path
 
 
-Read = Callable[[Target, Local], object]  # reads the saved value of a target into other memory
+ReadTarget = Callable[[Target, Local], object]  # reads the saved value of a target into other memory
 
 
-def refuse_lost_values(targets: list[Target], read: Read) -> None:
+def refuse_lost_values(targets: list[Target], read: ReadTarget) -> None:
     """Compares the saved values of targets that share memory, such as two keys of one tied tensor.
 
     Raises:
@@ -127,7 +127,7 @@ def _any_shared(group: list[_Place]) -> bool:
     return neighbours or any(one.shares(other) for i, one in enumerate(group) for other in group[i + 2 :])
 
 
-def _compare(group: list[_Place], read: Read) -> None:
+def _compare(group: list[_Place], read: ReadTarget) -> None:
     """Fills memory of its own as the load would fill the live one, and looks for saved values that are gone."""
     start, end = group[0].start, max(place.end for place in group)
     memory = np.zeros(end - start, np.uint8)
@@ -143,7 +143,7 @@ def _compare(group: list[_Place], read: Read) -> None:
             )
 
 
-def _saved_bytes(target: Target, read: Read) -> np.ndarray:
+def _saved_bytes(target: Target, read: ReadTarget) -> np.ndarray:
     data = target.data
     if isinstance(data, np.ndarray):
         array = np.empty(data.shape, data.dtype)

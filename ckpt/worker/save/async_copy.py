@@ -10,18 +10,13 @@ fails. The parameter's version would not show a change through `.data` or by a C
 from __future__ import annotations
 
 import contextlib
-import logging
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import CopyError
 from ckpt.worker.lazy_torch import torch
 from ckpt.worker.save.cuda import CopyMark, Cuda
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +30,10 @@ class CopyJob:
 class Copies:
     """The copies of one save, from their start until they are complete."""
 
-    def __init__(self, mark: CopyMark, beside: Sequence[CopyJob]) -> None:
-        """`beside`: the copies that run concurrently with training."""
+    def __init__(self, mark: CopyMark, overlapped: Sequence[CopyJob]) -> None:
+        """`overlapped`: the copies that run concurrently with training."""
         self._mark = mark
-        self._keys = [job.key for job in beside]
+        self._keys = [job.key for job in overlapped]
 
     def hold_back(self) -> None:
         """From now on, training waits for the copies before it changes the state."""
@@ -81,11 +76,11 @@ class Overlap:
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.hold_back())
         try:
             self._device.begin([job.tensor for job in jobs])
-            beside = [job for job in jobs if job.stepped]
+            overlapped = [job for job in jobs if job.stepped]
             now = [job for job in jobs if not job.stepped]
             self._device.copy([job.view for job in now], [job.tensor for job in now])
-            self._device.copy_beside([job.view for job in beside], [job.tensor for job in beside])
-            copies = Copies(self._device.mark(), beside)
+            self._device.copy_overlapped([job.view for job in overlapped], [job.tensor for job in overlapped])
+            copies = Copies(self._device.mark(), overlapped)
         except RuntimeError as error:
             with contextlib.suppress(RuntimeError):  # a device that has failed for good writes nothing more
                 self._device.mark().wait()
@@ -105,38 +100,3 @@ class Overlap:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-
-
-class Background:
-    """A thread that runs functions one after another. It starts at the first call of `do`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._todo: queue.Queue[Callable[[], None]] = queue.Queue()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._todo.unfinished_tasks > 0
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Runs `work` after all earlier work."""
-        self._todo.put(work)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-
-    def settle(self, timeout_s: float) -> bool:
-        """Whether all work is complete within `timeout_s`."""
-        with self._todo.all_tasks_done:
-            return self._todo.all_tasks_done.wait_for(lambda: not self.busy, timeout_s)
-
-    def _run(self) -> None:
-        while True:
-            work = self._todo.get()
-            try:
-                work()
-            except Exception:
-                log.exception("%s: unexpected error", self._name)
-            finally:
-                self._todo.task_done()

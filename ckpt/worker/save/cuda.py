@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 class Cuda:
     """The GPUs of this process. Its compute stream is the stream to which the calling thread's training enqueues work.
 
-    Call `begin`, then `copy` and `copy_beside`, then `mark`. Copies beside the compute stream run on a separate stream
-    for each GPU. All calls are cheap if CUDA is not in use.
+    Call `begin`, then `copy` and `copy_overlapped`, then `mark`. Overlapped copies run on a separate stream for each
+    GPU. All calls are cheap if CUDA is not in use.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Cuda:
             with torch.cuda.stream(torch.cuda.current_stream(device)):
                 _copy(views, tensors, numbers)
 
-    def copy_beside(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    def copy_overlapped(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         """Enqueues copies that run concurrently with the compute stream. Arguments and errors as in `copy`.
 
         Each tensor's checksum is computed twice: in the compute stream, before any later work, and after the copies.
@@ -125,7 +125,7 @@ class CopyMark:
         """Returns when this point is reached. May be called from any thread. Raises RuntimeError if a GPU fails.
 
         Returns:
-            The numbers of the tensors of `copy_beside` that changed before their copies were complete.
+            The numbers of the tensors of `copy_overlapped` that changed before their copies were complete.
         """
         for _, event in self._events:
             event.synchronize()

@@ -41,7 +41,7 @@ extern "C" __global__ void sum_words(const unsigned long long* parts, unsigned l
 
 log = logging.getLogger(__name__)
 
-Place = tuple[int, int, bool]
+PlaceInMemory = tuple[int, int, bool]
 """Where a tensor is: its address, its bytes, and whether it is contiguous."""
 
 
@@ -55,7 +55,7 @@ class GpuChecksums:
         self._device = device
         self._is_compiled = False
         self._kernel: Any = None  # None also where torch cannot compile one
-        self._places: list[Place] = []  # of the tensors in the table
+        self._places: list[PlaceInMemory] = []  # of the tensors in the table
         self._table: torch.Tensor | None = None  # the kernel's `parts`
         self._apart: list[int] = []  # the tensors that the kernel cannot sum
 
@@ -81,7 +81,7 @@ class GpuChecksums:
         return sums
 
 
-def table_of(places: Sequence[Place]) -> tuple[np.ndarray, list[int]]:
+def table_of(places: Sequence[PlaceInMemory]) -> tuple[np.ndarray, list[int]]:
     """Cuts tensors into parts for the kernel.
 
     Returns:

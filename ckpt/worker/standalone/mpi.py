@@ -2,7 +2,7 @@
 
 Rank 0 starts them: with srun inside a Slurm job, as a child process on a single node. One rank of each node stays
 connected to its agent until `close`. The agents exit together once no process of the program is connected on any node
-(ckpt.agent.process.idle_exit). So the agents of a killed program exit too.
+(ckpt.agent.idle_exit). So the agents of a killed program exit too.
 """
 
 from __future__ import annotations

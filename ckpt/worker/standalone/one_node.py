@@ -20,7 +20,7 @@ from ckpt.agent.rpc.client import Monitor
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, ConfigError
 from ckpt.timeouts import WorkerDeadlines
-from ckpt.worker.session import Identity
+from ckpt.worker.link import Identity
 from ckpt.worker.standalone.memory_dir import (
     lock_directory,
     memory_directory,

@@ -1,4 +1,4 @@
-"""`python -m ckpt.agent.process.template RUNNER_PID`: has loaded the modules of an agent, and forks agents at once.
+"""`python -m ckpt.agent.template RUNNER_PID`: has loaded the modules of an agent, and forks agents at once.
 
 There is one on each node, a child of the node's runner, with which it ends. It listens in the memory directory (0700)
 for the shims that mpirun or srun starts (shim.py). MPI is loaded, but not initialised. The template has no threads and
@@ -56,7 +56,7 @@ def main() -> int:
     try:
         listener, inode = _listen(path)
     except OSError as error:
-        print(f"ckpt.agent.process.template: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
+        print(f"ckpt.agent.template: {path}: {error.strerror or error}", file=sys.stderr, flush=True)
         return 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the shim gets the agents' exit codes
     gc.collect()
@@ -103,7 +103,7 @@ def _agent(connection: socket.socket) -> int:
     try:
         _take_the_place_of(connection)
     except (OSError, ValueError) as error:  # the shim, if it is still there, becomes the agent itself
-        print(f"ckpt.agent.process.template: no agent forked: {error}", file=sys.stderr, flush=True)
+        print(f"ckpt.agent.template: no agent forked: {error}", file=sys.stderr, flush=True)
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # only the agent's own thread handles it
     threading.Thread(target=_follow, args=(connection,), name="shim", daemon=True).start()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpt.agent.context import Context, Part
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError
 
 _POLL_S = 0.2
@@ -46,6 +47,7 @@ class IdleExit(Part):
             late = ", ".join(node for rank, node in enumerate(self._nodes) if rank not in self._leaving)
             log.warning("agents of %s have not asked again within %g s: leaving", late, self._deadlines.leave_s)
 
+    @serves("unused")
     async def _on_unused(self, source: int) -> dict[str, Any]:
         self._unused.add(source)
         if leave := len(self._unused) == len(self._nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ckpt.agent.rpc.messages import serves
 from ckpt.agent.rpc.peers import PeerError, Peers
 from ckpt.agent.shards.memory_store import MemoryStore, block_ranges
 from ckpt.agent.shards.node_disk import NodeDisk
@@ -25,7 +26,7 @@ class Exchange:
     async def record(self, node: int, save: SaveId, rank: int) -> ShardRecord:
         """The record of another node's shard. Raises PeerError."""
         answer = await self._peers.call(node, "record", save=save, rank=rank)
-        record = ShardRecord.from_json(answer["record"])
+        record: ShardRecord = answer["record"]
         if (record.save, record.rank) != (save, rank):
             got = f"rank {record.rank} of {record.save}"
             raise PeerError(f"node {self._peers.nodes[node]}: sent {got}, expected rank {rank} of {save}")
@@ -65,9 +66,11 @@ class Exchange:
         self._memory_store.publish(name, record)
         return record
 
+    @serves("record")
     async def _on_record(self, source: int, save: SaveId, rank: int) -> dict[str, Any]:
-        return {"record": self._find(save, rank)[0].to_json()}
+        return {"record": self._find(save, rank)[0]}
 
+    @serves("shard_bytes")
     async def _on_shard_bytes(self, source: int, save: SaveId, rank: int, blocks: list[int] | None, tag: int) -> None:
         record, ranges = self._find(save, rank)
         count = block_count(record.nbytes)

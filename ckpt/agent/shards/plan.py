@@ -17,13 +17,12 @@ class Placement:
     world_size: int  # number of ranks that saved it
     nodes: Mapping[int, int]  # by rank, without ranks that are in no memory
 
-    def to_json(self) -> list[Any]:
-        return [self.world_size, list(self.nodes.items())]
+    def to_json(self) -> dict[str, Any]:
+        return {"world_size": self.world_size, "nodes": list(self.nodes.items())}
 
     @classmethod
-    def from_json(cls, value: list[Any]) -> Placement:
-        world_size, nodes = value
-        return cls(world_size=world_size, nodes=dict(nodes))
+    def from_json(cls, value: dict[str, Any]) -> Placement:
+        return cls(world_size=value["world_size"], nodes=dict(value["nodes"]))
 
     def of(self, members: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """The ranks whose shards are on each of some nodes, in order."""
