@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 from math import hypot
 from statistics import median
+from typing import NamedTuple
 
 OUTLIER = 5.0
 CERTAIN = 5.0
@@ -38,11 +39,11 @@ _SHARE = 0.75  # of a switch's nodes that are slow: then it is the switch
 
 
 @dataclass(frozen=True, slots=True)
-class StepPart:
-    """The medians of some steps of a rank, in seconds for each step."""
+class RankTimes:
+    """The medians of some steps of a rank, in seconds of a step."""
 
+    rank: int
     steps: int
-    time_s: float
     data_s: float
     compute_s: float
     communication_s: float
@@ -85,6 +86,11 @@ class _Level:
     error: float
 
 
+class _Report(NamedTuple):
+    time_s: float
+    times: RankTimes
+
+
 @dataclass(kw_only=True, slots=True)
 class _Rank:
     """One rank.
@@ -98,7 +104,7 @@ class _Rank:
     """
 
     node: str
-    reports: deque[StepPart] = field(default_factory=deque)
+    reports: deque[_Report] = field(default_factory=deque)
     seen: int = 0
     steps: int = 0
     first_s: float | None = None
@@ -107,7 +113,7 @@ class _Rank:
     is_slow: bool = False
 
     def level(self) -> _Level:
-        works = [(report.work_s, report.steps) for report in self.reports]
+        works = [(times.work_s, times.steps) for _, times in self.reports]
         work_s = _weighted_median(works)
         spread_s = _SIGMA * _weighted_median([(abs(work - work_s), steps) for work, steps in works])
         return _Level(work_s=work_s, error=_MEDIAN * spread_s / len(works) ** 0.5 / work_s if work_s else 0.0)
@@ -130,19 +136,19 @@ class SlowRanks:
         self._fresh = 0  # reports since the last look
         self._found: dict[str, Straggler] = {}
 
-    def add(self, node: str, rank: int, part: StepPart) -> None:
+    def add(self, node: str, times: RankTimes, now_s: float) -> None:
         """Adds the last steps of a rank."""
-        known = self._ranks.get(rank)
+        known = self._ranks.get(times.rank)
         if known is None:
-            known = self._ranks[rank] = _Rank(node=node)
-        known.seen += part.steps
+            known = self._ranks[times.rank] = _Rank(node=node)
+        known.seen += times.steps
         if known.seen <= WARM_UP:
             return
         self._fresh += 1
-        known.reports.append(part)
-        known.steps += part.steps
-        while len(known.reports) > FEWEST_REPORTS and known.steps - known.reports[0].steps >= self._steps:
-            known.steps -= known.reports.popleft().steps
+        known.reports.append(_Report(now_s, times))
+        known.steps += times.steps
+        while len(known.reports) > FEWEST_REPORTS and known.steps - known.reports[0].times.steps >= self._steps:
+            known.steps -= known.reports.popleft().times.steps
 
     def look(self) -> tuple[list[Straggler], list[str]]:
         """The nodes that have become slow, and those that are slow no longer, since the last look.
@@ -170,7 +176,8 @@ class SlowRanks:
                 known.first_s, known.first_parts = levels[rank].work_s, _parts(known.reports)
                 known.first_error = levels[rank].error
         growths = _Among({rank: level.work_s / (self._ranks[rank].first_s or 1.0) for rank, level in levels.items()})
-        step_s = median(level.work_s + self._ranks[rank].reports[-1].communication_s for rank, level in levels.items())
+        waits_s = (known.reports[-1].times.communication_s for known in self._ranks.values())
+        step_s = median(level.work_s for level in levels.values()) + median(waits_s)
         slow = {}
         for rank, known in self._ranks.items():
             work_s, error = levels[rank].work_s, levels[rank].error
@@ -250,17 +257,17 @@ class _Among:
         return self.ratio(rank) - 1.0 >= max(OUTLIER * max(spread, _FLOOR), CERTAIN * error)
 
 
-def _since(reports: Sequence[StepPart], bound_s: float) -> list[StepPart]:
+def _since(reports: Sequence[_Report], bound_s: float) -> list[_Report]:
     """The last reports in a row that are above a bound, oldest first; all if there are too few for a median."""
-    above = list(takewhile(lambda report: report.work_s >= bound_s, reversed(reports)))
+    above = list(takewhile(lambda report: report.times.work_s >= bound_s, reversed(reports)))
     return above[::-1] if len(above) >= FEWEST_REPORTS else list(reports)
 
 
-def _parts(reports: Iterable[StepPart]) -> tuple[float, float]:
+def _parts(reports: Iterable[_Report]) -> tuple[float, float]:
     """The data_s and compute_s of a step."""
-    known = list(reports)
-    data_s = _weighted_median((report.data_s, report.steps) for report in known)
-    return data_s, _weighted_median((report.compute_s, report.steps) for report in known)
+    known = [times for _, times in reports]
+    data_s = _weighted_median((times.data_s, times.steps) for times in known)
+    return data_s, _weighted_median((times.compute_s, times.steps) for times in known)
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:

@@ -31,12 +31,12 @@ def measure_steps() -> None:
     """From now on, the steps of this thread are measured. Once in a process, before the script begins."""
     measure(StepMemory().write)
     register_optimizer_step_post_hook(lambda *_: finish_step())
-    _BaseDataLoaderIter.__next__ = _within(DATA, _BaseDataLoaderIter.__next__)  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = _within(DATA, _BaseDataLoaderIter.__next__)
     if dist.is_available():
-        dist.Work.wait = _within(COMMUNICATION, dist.Work.wait)  # type: ignore[method-assign]
+        dist.Work.wait = _within(COMMUNICATION, dist.Work.wait)
         functional.wait_tensor = _within(COMMUNICATION, functional.wait_tensor)
     backward = _waiting_at_the_end(graph._engine_run_backward)
-    graph._engine_run_backward = torch.autograd._engine_run_backward = backward  # type: ignore[attr-defined]
+    graph._engine_run_backward = torch.autograd._engine_run_backward = backward
 
 
 def _within(section: Section, call: Callable[..., _Returned]) -> Callable[..., _Returned]:

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from launcher.diagnosis.slow_rank import SlowRanks, StepPart, Straggler
+from launcher.diagnosis.slow_rank import RankTimes, SlowRanks, Straggler
 
 FACTOR, STEPS, EACH = 1.15, 50, 5  # the defaults, and the steps of one report
 DATA_S, COMPUTE_S, STEP_S = 0.010, 0.070, 0.1
@@ -36,8 +36,8 @@ class Played:
             for rank in range(self._ranks):
                 steps = [self._noisy(work(rank, self.step)) for _ in range(EACH)]
                 data_s, compute_s = (median(part) for part in zip(*steps, strict=True))
-                part = StepPart(EACH, self.step * STEP_S, data_s, compute_s, max(0.0, STEP_S - data_s - compute_s))
-                self._slow_ranks.add(f"n{rank // 2}", rank, part)
+                times = RankTimes(rank, EACH, data_s, compute_s, max(0.0, STEP_S - data_s - compute_s))
+                self._slow_ranks.add(f"n{rank // 2}", times, self.step * STEP_S)
             new, over = self._slow_ranks.look()
             self.new += new
             self.over += over
