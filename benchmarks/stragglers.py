@@ -2,16 +2,15 @@
 
     python benchmarks/stragglers.py [--rounds 100] [--quiet-steps 10000] [--step-ms 50]
 
-The ranks are real processes on gloo, measured and read as in a job. They sleep for most of a step, so that eight of them
-fit on two cores: 60 % of the step in compute, 20 % in a DataLoader, the rest in an all_reduce. The slowdowns, in turn:
+The ranks are real processes on gloo, measured and read as in a job. They sleep for most of a step, so that eight of
+them fit on two cores: 60 % of the step in compute, 20 % in a DataLoader, the rest in all_reduces. The slowdowns:
 
     loader   the slow rank's DataLoader takes longer
     compute  its computation does
     stolen   the process is stopped in each step, as by a hypervisor that gives its processor to others
     quota    its CPU cgroup (v1, root) gives it less of a processor than it needs
-    neighbour  other processes take its processor, at a higher priority
 
-A last run without a slowdown counts false alarms, and another the cost of the measurement.
+Then steps without a slowdown count false alarms, and one process shows the cost of the measurement.
 """
 
 from __future__ import annotations
@@ -155,13 +154,10 @@ def slowed(job: Job, rank: int, kind: str, more_s: float) -> Iterator[None]:
         finally:
             job.controls.set(rank, 0.0, 0.0)
     elif kind == "stolen":
-        with _stopping(pid, job.step_s * (SLOWER - 0.0), more_s):
-            yield
-    elif kind == "quota":
-        with _quota(pid, job.step_s, more_s):
+        with _stopping(pid, job.step_s, more_s):
             yield
     else:
-        with _neighbours(pid):
+        with _quota(pid, job.step_s, more_s):
             yield
 
 
@@ -201,24 +197,6 @@ def _quota(pid: int, step_s: float, more_s: float) -> Iterator[None]:
         group.rmdir()
 
 
-@contextlib.contextmanager
-def _neighbours(pid: int) -> Iterator[None]:
-    before = os.sched_getaffinity(pid)
-    core = min(before)
-    os.sched_setaffinity(pid, {core})
-    loop = "while True: pass"
-    busy = [
-        subprocess.Popen(["nice", "-n", "-5", "taskset", "-c", str(core), sys.executable, "-c", loop]) for _ in "12"
-    ]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-        os.sched_setaffinity(pid, before)
-
-
 def rounds(job: Job, count: int, kinds: list[str]) -> None:
     """Prints the table of the slowdowns."""
     more_s = (SLOWER - 1.0) * 0.8 * job.step_s
@@ -240,17 +218,14 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
         part = right and found[0].part == _PARTS.get(kind, "compute")
         results[kind].append((right, part, took, found[0].factor if right else 0.0))
         job.passes(lambda new, over, rank=rank: f"n{rank}" in over, 4 * STEPS)  # type: ignore[misc]
-        job.passes(lambda *_: False, 2 * STEPS)  # only steps without the slowdown are compared next
         print(f"# {number} {kind} rank {rank}: {found[:1]} after {took} steps", file=sys.stderr)
     print("| slowdown | rounds | rank named | part right | steps, median | steps, most | factor, median |")
     print("|---|---|---|---|---|---|---|")
     for kind, each in results.items():
         good = [row for row in each if row[0]]
-        took = [row[2] for row in good] or [0]
-        print(
-            f"| {kind} | {len(each)} | {len(good)} | {sum(row[1] for row in good)} | {median(took):.0f} | {max(took)} | "
-            f"{median([row[3] for row in good] or [0.0]):.2f} |"
-        )
+        _, parts, took, factors = zip(*(good or [(False, False, 0, 0.0)]), strict=True)
+        cells = [kind, len(each), len(good), sum(parts), f"{median(took):.0f}", max(took), f"{median(factors):.2f}"]
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 def quiet(job: Job, steps: int) -> None:
@@ -261,7 +236,7 @@ def quiet(job: Job, steps: int) -> None:
 
 
 def overhead(collectives: int = 20, steps: int = 2000) -> None:
-    """Prints the processor time of a step's collectives, backward pass and optimizer, with and without the measurement."""
+    """Prints the processor time of a step, with and without the measurement."""
     import torch
     import torch.distributed as dist
 
@@ -304,7 +279,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--step-ms", type=float, default=50.0)
-    parser.add_argument("--kinds", nargs="+", default=["loader", "compute", "stolen", "quota", "neighbour"])
+    parser.add_argument("--kinds", nargs="+", default=["loader", "compute", "stolen", "quota"])
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
