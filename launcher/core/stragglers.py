@@ -1,13 +1,19 @@
-"""Nodes with a rank for which all others wait."""
+"""Nodes with a rank for which all others wait. With `straggler: {action: swap}` a spare takes such a node's place.
+
+A rank that is slow on a second node has more work than the others: no spare helps, and its node is only reported.
+"""
 
 from __future__ import annotations
 
+from launcher.core import departure
 from launcher.core.inputs import StragglerGone, StragglerSeen
+from launcher.core.marks import Cause
 from launcher.core.turn import Turn
 
 
 def on_seen(turn: Turn, given: StragglerSeen) -> None:
     attempt, found = turn.attempt, given.straggler
+    left = turn.state.history.slow.get(found.rank)
     turn.record(
         "straggler",
         attempt=attempt.number,
@@ -21,7 +27,19 @@ def on_seen(turn: Turn, given: StragglerSeen) -> None:
         since=round(found.since_s, 3),
         switch=found.switch,
     )
+    if not turn.state.job.swaps_stragglers or found.node not in attempt.nodes:
+        return
+    if found.switch is not None:
+        what = f"the job stays on {found.node}: most nodes of its switch are slow, and the node may not be the cause"
+        turn.record("problem", attempt=attempt.number, node=found.node, what=what)
+    elif left is not None and left != found.node:
+        what = f"rank {found.rank} is slow on {found.node} as it was on {left}: it has more work than the others"
+        turn.record("problem", attempt=attempt.number, node=found.node, what=what, detail="no spare takes its place")
+    else:
+        reason = f"slow: rank {found.rank} works {found.factor:.2f} times as long as the others, more {found.part}"
+        departure.mark(turn, found.node, Cause.SLOW, reason)
 
 
 def on_gone(turn: Turn, given: StragglerGone) -> None:
     turn.record("straggler_over", attempt=turn.attempt.number, node=given.node, step=turn.attempt.step)
+    departure.unmark(turn, given.node, Cause.SLOW)

@@ -22,7 +22,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
-from math import hypot
 from statistics import median
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ OUTLIER = 5.0
 CERTAIN = 5.0
 WORTH = 0.02
 WARM_UP = 10  # steps of an attempt that do not count: compilation, caches, the first batch
+FIRST = 5  # times `steps`: the first steps, to which a rank's later ones are compared
 FEWEST_REPORTS = 5  # that a level needs, however many steps each of them has
 
 _SIGMA = 1.4826  # MAD of a normal distribution to its standard deviation
@@ -98,8 +98,8 @@ class _Rank:
     Attributes:
         reports: the last ones, of at least `steps` steps once that many were made.
         seen, steps: number of steps of all reports, and of the last ones.
-        first_s: its level in the first full window; None before.
-        first_error, first_parts: the error of that level, and its data_s and compute_s.
+        early: the first reports, until their steps are enough for the next two.
+        first_s, first_parts: the level of its first steps, and their data_s and compute_s.
         is_slow: whether it was slow at the last look.
     """
 
@@ -107,16 +107,10 @@ class _Rank:
     reports: deque[_Report] = field(default_factory=deque)
     seen: int = 0
     steps: int = 0
+    early: list[_Report] = field(default_factory=list)
     first_s: float | None = None
-    first_error: float = 0.0
     first_parts: tuple[float, float] = (0.0, 0.0)
     is_slow: bool = False
-
-    def level(self) -> _Level:
-        works = [(times.work_s, times.steps) for _, times in self.reports]
-        work_s = _weighted_median(works)
-        spread_s = _SIGMA * _weighted_median([(abs(work - work_s), steps) for work, steps in works])
-        return _Level(work_s=work_s, error=_MEDIAN * spread_s / len(works) ** 0.5 / work_s if work_s else 0.0)
 
 
 class SlowRanks:
@@ -146,6 +140,8 @@ class SlowRanks:
             return
         self._fresh += 1
         known.reports.append(_Report(now_s, times))
+        if known.first_s is None:
+            known.early.append(known.reports[-1])
         known.steps += times.steps
         while len(known.reports) > FEWEST_REPORTS and known.steps - known.reports[0].times.steps >= self._steps:
             known.steps -= known.reports.popleft().times.steps
@@ -158,7 +154,7 @@ class SlowRanks:
         if self._fresh < len(self._ranks) or len(self._ranks) < 2 or not all(map(self._is_full, self._ranks.values())):
             return [], []
         self._fresh = 0
-        slow = self._slow_ranks({rank: known.level() for rank, known in self._ranks.items()})
+        slow = self._slow_ranks({rank: _level(known.reports) for rank, known in self._ranks.items()})
         found = self._with_switches(self._by_node(slow))
         new = [straggler for node, straggler in found.items() if node not in self._found]
         over = [node for node in self._found if node not in found]
@@ -171,27 +167,34 @@ class SlowRanks:
     def _slow_ranks(self, levels: Mapping[int, _Level]) -> dict[int, tuple[float, bool]]:
         """From slow rank to its factor, and whether that is the one to its own past."""
         works = _Among({rank: level.work_s for rank, level in levels.items()})
-        for rank, known in self._ranks.items():
-            if known.first_s is None:
-                known.first_s, known.first_parts = levels[rank].work_s, _parts(known.reports)
-                known.first_error = levels[rank].error
-        growths = _Among({rank: level.work_s / (self._ranks[rank].first_s or 1.0) for rank, level in levels.items()})
+        usual = median(level.error for level in levels.values())  # the own one of few reports may be small by chance
+        growths = self._growths(levels)
         waits_s = (known.reports[-1].times.communication_s for known in self._ranks.values())
         step_s = median(level.work_s for level in levels.values()) + median(waits_s)
         slow = {}
         for rank, known in self._ranks.items():
-            work_s, error = levels[rank].work_s, levels[rank].error
-            errors = (error, hypot(error, known.first_error))
+            work_s, error = levels[rank].work_s, max(levels[rank].error, usual)
             least = 1.0 + (self._factor - 1.0) / (2.0 if known.is_slow else 1.0)
             found = [
                 (among.ratio(rank), among is growths)
-                for among, its_error in zip((works, growths), errors, strict=True)
-                if among.ratio(rank) >= least and (known.is_slow or among.stands_out(rank, its_error))
+                for among in (works, growths)
+                if among and among.ratio(rank) >= least and (known.is_slow or among.stands_out(rank, error))
             ]
             known.is_slow = bool(found) and work_s * (1.0 - 1.0 / max(found)[0]) >= WORTH * step_s
             if known.is_slow:
                 slow[rank] = max(found)
         return slow
+
+    def _growths(self, levels: Mapping[int, _Level]) -> _Among | None:
+        """Each rank's level by that of its first steps; None before all have enough of these."""
+        for known in self._ranks.values():
+            if known.first_s is None and known.seen >= FIRST * self._steps:
+                known.first_s, known.first_parts = _level(known.early).work_s, _parts(known.early)
+                known.early.clear()
+        firsts = {rank: known.first_s for rank, known in self._ranks.items()}
+        if not all(firsts.values()):
+            return None
+        return _Among({rank: level.work_s / (firsts[rank] or 1.0) for rank, level in levels.items()})
 
     def _by_node(self, slow: Mapping[int, tuple[float, bool]]) -> dict[str, Straggler]:
         of_node = defaultdict[str, list[int]](list)
@@ -203,7 +206,7 @@ class SlowRanks:
         rank = max(ranks, key=lambda each: slow[each])
         factor, of_past = slow[rank]
         known = self._ranks[rank]
-        level_s = known.level().work_s
+        level_s = _level(known.reports).work_s
         normal_s = level_s / factor
         recent = _since(known.reports, (level_s + normal_s) / 2)
         data_s, compute_s = _parts(recent)
@@ -261,6 +264,13 @@ def _since(reports: Sequence[_Report], bound_s: float) -> list[_Report]:
     """The last reports in a row that are above a bound, oldest first; all if there are too few for a median."""
     above = list(takewhile(lambda report: report.times.work_s >= bound_s, reversed(reports)))
     return above[::-1] if len(above) >= FEWEST_REPORTS else list(reports)
+
+
+def _level(reports: Iterable[_Report]) -> _Level:
+    works = [(times.work_s, times.steps) for _, times in reports]
+    work_s = _weighted_median(works)
+    spread_s = _SIGMA * _weighted_median([(abs(work - work_s), steps) for work, steps in works])
+    return _Level(work_s=work_s, error=_MEDIAN * spread_s / len(works) ** 0.5 / work_s if work_s else 0.0)
 
 
 def _parts(reports: Iterable[_Report]) -> tuple[float, float]:

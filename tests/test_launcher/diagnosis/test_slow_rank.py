@@ -10,7 +10,7 @@ import pytest
 
 from launcher.diagnosis.slow_rank import RankTimes, SlowRanks, Straggler
 
-FACTOR, STEPS, EACH = 1.15, 50, 5  # the defaults, and the steps of one report
+FACTOR, STEPS, EACH = 1.1, 50, 5  # the defaults, and the steps of one report
 DATA_S, COMPUTE_S, STEP_S = 0.010, 0.070, 0.1
 
 Work = Callable[[int, int], tuple[float, float]]  # rank and step -> seconds of data and compute
