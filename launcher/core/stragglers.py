@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from launcher.core import departure
 from launcher.core.inputs import StragglerGone, StragglerSeen
-from launcher.core.marks import Cause
+from launcher.core.marks import DepartureCause
 from launcher.core.turn import Turn
 
 
@@ -37,9 +37,9 @@ def on_seen(turn: Turn, given: StragglerSeen) -> None:
         turn.record("problem", attempt=attempt.number, node=found.node, what=what, detail="no spare takes its place")
     else:
         reason = f"slow: rank {found.rank} works {found.factor:.2f} times as long as the others, more {found.part}"
-        departure.mark(turn, found.node, Cause.SLOW, reason)
+        departure.mark(turn, found.node, DepartureCause.SLOW, reason)
 
 
 def on_gone(turn: Turn, given: StragglerGone) -> None:
     turn.record("straggler_over", attempt=turn.attempt.number, node=given.node, step=turn.attempt.step)
-    departure.unmark(turn, given.node, Cause.SLOW)
+    departure.unmark(turn, given.node, DepartureCause.SLOW)
