@@ -12,6 +12,7 @@ from ckpt.errors import ConfigError
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
+from holdfast.base.sections import Section, by_name
 
 if TYPE_CHECKING:
     from ckpt.worker.dcp import DcpReader, DcpWriter
@@ -181,6 +182,26 @@ class Checkpointer:
         Under the launcher the first call removes the script's own SIGTERM handler and logs a warning.
         """
         return self._engine.should_stop(step)
+
+    def section(self, name: str) -> Section:
+        """A context manager around a part of the step, for the search for slow ranks (docs/guide/stragglers.md).
+
+            with ckpt.section("data"):
+                batch = read_batch()
+
+        Without it, time in a torch DataLoader is data, the wait for other ranks is communication, and the rest is
+        compute.
+
+        Args:
+            name: "data", "compute" or "communication". A section within another one interrupts it.
+
+        Raises:
+            ConfigError: another name.
+        """
+        try:
+            return by_name[name]
+        except KeyError:
+            raise ConfigError(f"section: got {name!r}, expected one of {', '.join(by_name)}") from None
 
     def save(
         self, step: int, state: dict[str, Any], *, flush: bool = False, metrics: Mapping[str, Any] | None = None

@@ -119,6 +119,17 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(item.decode(errors="replace").partition("=")[::2] for item in raw.split(b"\0") if b"=" in item)
 
 
+def open_memfd(pid: int, name: str) -> int | None:
+    """Opens the memory of that name (memfd_create(2)) that a process has open; None if it has none or has ended."""
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{descriptor}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(f"/memfd:{name}"):
+                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
 async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
     """SIGKILL the processes that `find` returns, again and again until it returns none.
 

@@ -37,6 +37,7 @@ from launcher.core.inputs import (
 )
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.policy import Action
+from launcher.diagnosis.slow_rank import RankTimes
 from launcher.history.steps import NodeSteps
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Heartbeats:
     """Combines the heartbeats of an attempt's nodes, at little cost for each of thousands of nodes."""
 
     def __init__(self) -> None:
+        self._times: list[tuple[str, RankTimes]] = []
         self._attempt: int | None = None
         self._warm: set[str] = set()
         self._last: Progress | None = None
@@ -123,6 +125,12 @@ class Heartbeats:
         self._last = progress
         return progress
 
+    def take_times(self) -> tuple[int | None, list[tuple[str, RankTimes]]]:
+        """The attempt, and the times of its ranks' steps since the previous call, each with its node."""
+        taken = self._times
+        self._times = []
+        return self._attempt, taken
+
     def steps(self) -> NodeSteps | None:
         """The step of each node now; None before any worker has reported one."""
         if self._attempt is None or self._step is None:
@@ -136,6 +144,7 @@ class Heartbeats:
         self._slowest: dict[str, int | None] = {}
         self._nodes_at: Counter[int | None] = Counter()  # number of nodes for each value of the mapping above
         self._activity: dict[str, int] = {}
+        self._times = []
         self._has_told = self._is_active = self._rank_ended = False
 
     def _note(self, node: str, message: Message) -> None:
@@ -143,6 +152,7 @@ class Heartbeats:
         if self._activity.get(node) != message["activity"]:
             self._activity[node] = message["activity"]
             self._is_active = True
+        self._times += [(node, RankTimes(*row)) for row in message["times"]]
         step, slowest = message["step"], message["slowest"]
         if step is not None:
             self._step = max(step, self._step or 0)

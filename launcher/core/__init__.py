@@ -21,6 +21,7 @@
     outcomes    how attempts and jobs end, with the exit codes; stop_reasons, rungs: why they stop, how they begin
     recovery    the recovery ladder: after a fault, the lowest rung that serves
     hang        detects hangs, and finds the rank at fault
+    stragglers  nodes for which all others wait
     faults      finds what ended an attempt, from the workers' reports
     gains       the progress that attempts made, for the recovery ladder
     replay      the part of the state that is computed from events.jsonl

@@ -17,6 +17,7 @@ from launcher.core import (
     requests,
     resize,
     stages,
+    stragglers,
 )
 from launcher.core import inputs as given_
 from launcher.core.commands import (
@@ -190,6 +191,8 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.LogRuleMet: attempt_reports.on_log_rule,
     given_.MemoryHeld: attempt_reports.on_memory_held,
     given_.Progress: attempt_reports.on_progress,
+    given_.StragglerSeen: stragglers.on_seen,
+    given_.StragglerGone: stragglers.on_gone,
     given_.FirstStep: attempt_reports.on_first_step,
     given_.FabricMissed: attempt_reports.on_fabric_missed,
     given_.RestoreRefused: attempt_reports.on_restore_refused,

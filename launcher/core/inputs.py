@@ -13,6 +13,7 @@ from launcher.core.hang import RankStack
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.policy import Action
+from launcher.diagnosis.slow_rank import Straggler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +223,23 @@ class Progress:
     is_over: bool = False
     is_active: bool = False
     rank_ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerSeen:
+    """A node has become slow: the others wait for a rank of it."""
+
+    node: str
+    attempt: int
+    straggler: Straggler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerGone:
+    """A node that was slow is as fast as the others."""
+
+    node: str
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -531,6 +549,8 @@ Input = (
     | LogRuleMet
     | MemoryHeld
     | Progress
+    | StragglerSeen
+    | StragglerGone
     | FirstStep
     | FabricMissed
     | RestoreRefused

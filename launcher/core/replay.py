@@ -126,6 +126,7 @@ class History:
         boosters: the boosters since the job's last start, oldest first.
         holders: nodes that serve the last attempt without training.
         scale: the size that a user has requested; None if there is no request.
+        slow: from a rank to the node on which it was slow first.
     """
 
     has_checkpoint: bool = True
@@ -148,6 +149,7 @@ class History:
     boosters: tuple[RecordedBooster, ...] = ()
     holders: tuple[str, ...] = ()
     scale: int | None = None
+    slow: HashTrieMap[int, str] = field(default_factory=HashTrieMap)
 
     @property
     def is_done(self) -> bool:
@@ -260,6 +262,18 @@ def _booster_end(history: History, event: Event) -> History:
 
 def _scale_requested(history: History, event: Event) -> History:
     return replace(history, scale=event.get("nodes"))
+
+
+def _straggler(history: History, event: Event) -> History:
+    rank = event["rank"]
+    return history if rank in history.slow else replace(history, slow=history.slow.insert(rank, event["node"]))
+
+
+def _straggler_over(history: History, event: Event) -> History:
+    for rank, node in history.slow.items():
+        if node == event["node"]:
+            history = replace(history, slow=history.slow.discard(rank))
+    return history
 
 
 def _resize(history: History, event: Event) -> History:
@@ -430,6 +444,8 @@ _FOLDS = {
     "booster_leaving": _leaving,
     "node_leaving": _leaving,
     "scale_requested": _scale_requested,
+    "straggler": _straggler,
+    "straggler_over": _straggler_over,
     "resize": _resize,
     "holders_released": _holders_released,
     "agents_lost": _agents_lost,

@@ -69,6 +69,7 @@ class JobFacts:
         is_local: whether this is the embedded cluster. Its nodes are new at each start, and only users request
             boosters.
         can_requeue: whether the scheduler can start the job again.
+        swaps_stragglers: whether a spare takes the place of a node that stays slow.
         predecessor: the node of the supervisor that is taken over; None if there is none, or if it was on this node.
         is_predecessor_silent: whether that node does not answer.
         is_take_over: whether a running job is taken over, rather than started (again) by the scheduler.
@@ -90,6 +91,7 @@ class JobFacts:
     names_own_checkpoints: bool = False
     is_local: bool = False
     can_requeue: bool = True
+    swaps_stragglers: bool = False
     predecessor: str | None = None
     is_predecessor_silent: bool = False
     is_take_over: bool = False

@@ -143,6 +143,14 @@ EVENTS: Mapping[str, EventKind] = {
         "tier every_s",
         tier=TEXT, every_steps=COUNT, every_s=NUMBER, step_s=NUMBER, stall_s=NUMBER, mtbf_s=NUMBER,
     ),
+    "straggler": _kind(
+        "All ranks wait for one of this node, since the time `since`. It works `factor` times as long in a step as the "
+        "others, or as itself at first, waits left out; `part` takes longer: data or compute. `excess_s`: by how much "
+        "each step is longer. `ranks`: the number of slow ranks of the node. `switch`: if most of its nodes are slow.",
+        "node rank factor part",
+        rank=COUNT, ranks=COUNT, factor=NUMBER, part=TEXT, excess_s=NUMBER, since=NUMBER, switch=TEXT,
+    ),
+    "straggler_over": _kind("The node is as fast as the others.", "node"),
     "commit": _kind(
         "A step is complete in a tier. `seconds`: from its first byte to the commit, beside training. `stall_s`: for "
         "how long saves have held training up since the commit before it, on the slowest rank; only of memory.",

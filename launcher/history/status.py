@@ -48,6 +48,34 @@ class TierState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowNode:
+    """A node for which all others wait; the fields are those of the event `straggler`.
+
+    Attributes:
+        since_s: when it began, in seconds since the epoch.
+        step: the newest finished step when it was found; None if it is not known.
+    """
+
+    rank: int
+    ranks: int
+    factor: float
+    part: str
+    excess_s: float
+    since_s: float
+    step: int | None = None
+    switch: str | None = None
+
+    def text(self) -> str:
+        """In words, without the node."""
+        others = f" and {self.ranks - 1} more" if self.ranks > 1 else ""
+        all_of_it = f", as most nodes of switch {self.switch}" if self.switch else ""
+        return (
+            f"rank {self.rank}{others}: {self.factor:.2f} times the work of a step, more {self.part}, "
+            f"{1000 * self.excess_s:.0f} ms a step{all_of_it}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """One job's state.
 
@@ -86,6 +114,7 @@ class JobStatus:
         waits_until_s: the end of the wait before the next attempt, in seconds since the epoch; None without one.
         went_back: the last times that the job continued from an older step than the newest one, or from none, in words.
         idle_at: the step that was loaded, if the last attempt has ended well without a further one; else None.
+        slow: the nodes for which all others wait now.
         node_steps: from node to the step of its slowest rank now, if it is known. Not from the events.
     """
 
@@ -120,6 +149,7 @@ class JobStatus:
     waits_until_s: float | None = None
     went_back: tuple[str, ...] = ()
     idle_at: int | None = None
+    slow: Mapping[str, SlowNode] = field(default_factory=dict)
     node_steps: Mapping[str, int] = field(default_factory=dict)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -300,7 +330,19 @@ class StatusFold:
             nodes=tuple(event.get("nodes") or ()),
             spares=tuple(event.get("spares") or ()),
             waits_until_s=None,
+            slow={},
         )
+
+    def _on_straggler(self, event: Event) -> None:
+        slow = SlowNode(
+            rank=event["rank"], ranks=event.get("ranks") or 1, factor=event["factor"], part=event["part"],
+            excess_s=event.get("excess_s") or 0.0, since_s=event.get("since") or event["time"],
+            step=event.get("step"), switch=event.get("switch"),
+        )  # fmt: skip
+        self._set(slow={**self.known.slow, event["node"]: slow})
+
+    def _on_straggler_over(self, event: Event) -> None:
+        self._set(slow={node: slow for node, slow in self.known.slow.items() if node != event["node"]})
 
     def _on_backoff(self, event: Event) -> None:
         self._set(waits_until_s=event["time"] + (event.get("seconds") or 0.0))
@@ -423,7 +465,7 @@ class StatusFold:
     def _on_job_end(self, event: Event) -> None:
         self._stopped_training(event)
         self.end_s = event["time"]
-        self._set(waits_until_s=None)
+        self._set(waits_until_s=None, slow={})
         step = event.get("step")
         self._set(
             state=event.get("outcome") or JobOutcome.INTERNAL.value,

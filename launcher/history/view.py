@@ -45,6 +45,8 @@ def render(status: JobStatus, title: str) -> RenderableType:
         facts.add_row("size", status.size)
     for node, reason in status.out.items():
         facts.add_row("out", Text.assemble((node, "red"), f"  {reason}"))
+    for node, slow in status.slow.items():
+        facts.add_row("slow", Text.assemble((node, "yellow"), f"  {slow.text()}, since {clock_of(slow.since_s)}"))
     speed = f"  ({status.steps_per_s:.3g} steps/s)" if status.steps_per_s else ""
     facts.add_row("step", f"{status.step or 'none reported'}{speed}")  # a script without a Checkpointer reports none
     committed = "  ".join(f"{tier} {step}" for tier, step in status.committed.items())
@@ -141,6 +143,14 @@ def describe(event: Event) -> str:
             seconds = f"{every_s:,.0f} s" if isinstance(every_s, int | float) else "?"
             every = f"{plural(steps, 'step')} ({seconds})" if steps else seconds
             return f"from now on a save goes to {event.get('tier')} every {every}"
+        case "straggler":
+            more = f" and {event['ranks'] - 1} more" if (event.get("ranks") or 1) > 1 else ""
+            return (
+                f"rank {event.get('rank')}{more} on {node} holds all others up{at_step}: {event.get('factor')} times "
+                f"the work of a step, more {event.get('part')}"
+            )
+        case "straggler_over":
+            return f"{node} is as fast as the others again{at_step}"
         case "commit":
             return f"step {step} committed to {event.get('tier')}{taking}"
         case "fault":
@@ -223,6 +233,7 @@ def event_style(event: Event) -> str:
         "fault": "red",
         "node_out": "red",
         "problem": "yellow",
+        "straggler": "yellow",
         "agents_lost": "yellow",
         "agents_back": "cyan",
         "restore": "yellow" if event.get("skipped") or (not event.get("step") and event.get("left")) else "cyan",
@@ -235,7 +246,12 @@ def event_style(event: Event) -> str:
 
 def clock(event: Event) -> str:
     """The event's local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(event.get("time", 0)))
+    return clock_of(event.get("time", 0))
+
+
+def clock_of(time_s: float) -> str:
+    """The local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 def duration(seconds: float) -> str:

@@ -38,6 +38,7 @@ from launcher.job.log_rules import LogRule
 from launcher.job.notify import Metrics, Notify
 from launcher.job.program import is_shell_script, name_and_check
 from launcher.job.sbatch_options import OWNED_SBATCH_OPTIONS, Options, normal_options, option_problems
+from launcher.job.straggler import StragglerSection
 from slurm import SlurmError
 from slurm.time_limit import NOTATIONS, time_limit_min
 
@@ -173,6 +174,9 @@ class JobSpec:
     restart: Restart = key("When to start again, and when to give up.", default=Restart())
     log_rules: tuple[LogRule, ...] = key(
         "What follows lines that workers write.", default=(), example="[{pattern: loss is nan, action: stop}]"
+    )
+    straggler: StragglerSection = key(
+        "Ranks that are slow while they train, and for which the others wait.", default=StragglerSection()
     )
     elastic: Elastic | None = key(
         "The sizes between which the job shrinks and grows. Without this section the size is fixed.", default=None
@@ -367,7 +371,7 @@ class JobSpec:
             sections: dict[str, Any] = {
                 name: None if data[name] is None else made(data[name]) for name, made in optional.items()
             }
-            sections |= {"restart": Restart(**data["restart"])}
+            sections |= {"restart": Restart(**data["restart"]), "straggler": StragglerSection(**data["straggler"])}
             sections |= {name: tuple(data[name]) for name in ("args", "command", "preload")}
             sections |= {"log_rules": tuple(LogRule(**rule) for rule in data["log_rules"])}
             script = None if data["script"] is None else Path(data["script"])

@@ -424,6 +424,10 @@ class FactsFold:
             self._failed_saves.add(save)
             self._tier(save[0]).failed += 1
 
+    def _on_straggler(self, event: Event) -> None:
+        detail = f"rank {event['rank']}: {event['factor']:.2f} times the work of a step, more {event['part']}"
+        self._on_problem({**event, "what": f"slow: all others waited for {event['node']}", "detail": detail})
+
     def _on_agents_lost(self, event: Event) -> None:
         self._counts["agents_lost"] += 1
         self._agents_lost = True

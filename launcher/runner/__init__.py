@@ -22,6 +22,7 @@
     network.py     finds which network NCCL uses in the workers
     activity.py    detects whether the workers do anything
     stacks.py      stack dumps of hung workers
+    step_times.py  the times of a worker's last steps; step_hooks.py: how it measures them
 
 The messages to and from the supervisor are in launcher.connections.messages.
 """

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.node_watch import NodeWatch
 from launcher.runner.port import free_port
 from launcher.runner.stacks import Worker, dump
+from launcher.runner.step_times import StepReader, fewest_steps
 from launcher.runner.variables import worker_environment
 from launcher.runner.watch import Patience, Watch
 from launcher.runner.workers import Workers
@@ -82,6 +84,8 @@ class NodeAttempt:
         self._node_watch = NodeWatch()
         self._gpu_memory: GpuMemory | None = None  # None without GPUs
         self._gpus: Sequence[str] = ()  # of the attempt
+        self._readers: list[StepReader] = []
+        self._fewest_steps = 0  # that are worth a report
         self._handler_told = False
         self._terminated = False  # whether the workers have received a SIGTERM
         self._is_stopped = False  # whether the workers were asked to stop
@@ -121,6 +125,7 @@ class NodeAttempt:
         if self._config.machine_gpus is not None:
             self._gpus = gpus.share(self._config.machine_gpus, spec.gpus_per_node, message["node_rank"])
             env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(self._gpus))
+        self._fewest_steps = fewest_steps(len(nodes))
         pattern = nccl_log_pattern(log_dir, self._config.node)
         fabric = fabric_environment(spec.fabric, os.environ | env, pattern) if spec.gpus_per_node else {}
         self._nccl_logs = fabric.get("NCCL_DEBUG_FILE")
@@ -153,6 +158,7 @@ class NodeAttempt:
                 "log_dir": str(log_dir),
                 "rendezvous_timeout_s": _RENDEZVOUS_TIMEOUT_S,
                 "agreed_stop": message["agent"],
+                "measure_steps": spec.straggler.action != "off",
                 "extensions": None if self._extensions is None else str(self._extensions),
                 "log_rules": _log_rules(spec),
             }
@@ -167,7 +173,9 @@ class NodeAttempt:
         """The progress of the workers, for a heartbeat."""
         step, slowest = (self._watch.step(), self._watch.slowest()) if self._watch is not None else (None, None)
         activity = self._activity
-        return {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
+        times = [list(astuple(found)) for reader in self._readers if (found := reader.take()) is not None]
+        known = {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
+        return known | {"times": times}
 
     async def look(self) -> None:
         """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use
@@ -298,6 +306,9 @@ class NodeAttempt:
     async def _end(self, next_attempt: int | None, generation: int) -> list[int]:
         self.number = None
         self._pids = {}
+        for reader in self._readers:
+            reader.close()
+        self._readers = []
         self._network = None
         for task in (self._following, self._rejoining):
             if task is not None:
@@ -335,6 +346,7 @@ class NodeAttempt:
         else:
             if event == "started":
                 self._pids = dict(enumerate(report["pids"], self._first_rank))
+                self._readers = [StepReader(rank, pid, self._fewest_steps) for rank, pid in self._pids.items()]
                 log_dir = self._log_dir(report["attempt"])
                 if self._nccl_logs is not None:
                     hardware = expected(instance_type())

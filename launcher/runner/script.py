@@ -66,6 +66,8 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
         # Spawned processes import it by this name. Modules of the script may have the names of the other packages.
         import_module("holdfast.own_rendezvous").serve_other_ports(int(port))
     answer_stack_requests()
+    if task["measure_steps"]:
+        import_module("launcher.runner.step_hooks").measure_steps()  # a runner imports this module, without torch
     script, module = task["script"], task["module"]
     sys.argv = [script or module, *task["args"]]
     sys.path.insert(0, os.path.dirname(script) if script else os.getcwd())

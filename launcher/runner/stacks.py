@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.processes import handles, state_of, status_of
+from holdfast.base.processes import handles, open_memfd, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
 
@@ -111,7 +111,7 @@ async def _ask(pid: int) -> str:
     """The output of the worker's handler; empty if it cannot answer."""
     if state_of(pid) in ("", "T", "t", "Z") or not handles(pid, STACK_SIGNAL):  # else the signal would end it
         return ""
-    memory = _open_memory(pid)
+    memory = open_memfd(pid, _MEMFD)
     if memory is None:
         return ""
     try:
@@ -128,16 +128,6 @@ async def _ask(pid: int) -> str:
         return os.pread(memory, min(seen - before, _DUMP_BYTES), before).decode(errors="replace")
     finally:
         os.close(memory)
-
-
-def _open_memory(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
-            with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(f"/memfd:{_MEMFD}"):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return None
 
 
 def _py_spy(pid: int) -> str:

@@ -31,6 +31,7 @@ class _Look:
 _LOOKS: Mapping[str, _Look] = {
     "training": _Look("■", "#", "green"),
     "behind": _Look("▤", "=", "yellow"),
+    "slow": _Look("▤", "=", "bold yellow"),
     "starting": _Look("▣", "+", "cyan"),
     "recovering": _Look("▣", "+", "yellow"),
     "resizing": _Look("▣", "+", "yellow"),
@@ -79,7 +80,8 @@ def _training(node: str, status: JobStatus, busy: str, newest: int) -> NodeCell:
     step = status.node_steps.get(node, status.step or None)
     skew = math.ceil(_SKEW_S * (status.steps_per_s or 0.0))
     is_behind = node in status.node_steps and status.node_steps[node] < newest - 1 - skew
-    return NodeCell(node=node, state="behind" if is_behind else "training", step=step)
+    state = "slow" if node in status.slow else "behind" if is_behind else "training"
+    return NodeCell(node=node, state=state, step=step)
 
 
 def grid(cells: list[NodeCell], width: int, height: int, *, is_unicode: bool) -> list[Text]:

@@ -45,6 +45,7 @@ def job_lines(
     ]
     head = [_title(known, status), *_reason(status), *_labelled("next", soonest), Text()]
     parts = [*_speed(status, width, is_unicode), *_tiers(status, now_s), *_faults(status, now_s)]
+    parts += _labelled("slow", [f"{node} {slow.text()}" for node, slow in status.slow.items()], style="yellow")
     boosters = status.elastic.boosters if status.elastic is not None else ()
     parts += _labelled("booster", [f"{booster.id} {booster.standing()}" for booster in boosters])
     if status.size is not None and not boosters:

@@ -61,6 +61,7 @@ def job_facts(
         has_checkpoint=spec.checkpoint is not None,
         names_own_checkpoints=spec.progress is not None,
         can_requeue=cluster.can_requeue,
+        swaps_stragglers=spec.straggler.action == "swap",
         predecessor=predecessor,
         is_predecessor_silent=is_predecessor_silent,
         is_take_over=is_take_over,

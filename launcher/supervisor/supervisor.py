@@ -45,6 +45,7 @@ from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
 from launcher.supervisor.scheduler_calls import SchedulerCalls
 from launcher.supervisor.signals import log_signal, signals_into
+from launcher.supervisor.stragglers import Stragglers
 from launcher.supervisor.user_requests import bring_in_requests
 from slurm.hostlist import compress
 
@@ -107,6 +108,7 @@ class Supervisor:
             spec.sizes[0] if spec.most_boosters else 0,  # the base may have no more than one node
         )
         self._switches = failure_domains.switches_of(cluster.topology, cluster.nodes)
+        self._stragglers = Stragglers(spec.straggler, self._switches)
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._scheduler = SchedulerCalls(cluster, self._inbox.put_nowait)
@@ -310,6 +312,8 @@ class Supervisor:
             progress = self._links.heartbeats.progress()
             if progress is not None:
                 self._inbox.put_nowait(progress)
+            for given in self._stragglers.look(*self._links.heartbeats.take_times(), self._now_s()):
+                self._inbox.put_nowait(given)
 
     async def _publish_steps(self) -> None:
         """Write the nodes' steps for people who watch. A file system that hangs holds up only this task."""

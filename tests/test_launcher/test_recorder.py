@@ -30,7 +30,15 @@ class HeardWhileItHangs(Talkers):
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         async def beat() -> None:
-            state = {"step": 7, "slowest": None, "activity": 0, "rank_ended": False, "warm": True, "port": 1}
+            state = {
+                "step": 7,
+                "slowest": None,
+                "activity": 0,
+                "rank_ended": False,
+                "warm": True,
+                "port": 1,
+                "times": [],
+            }
             while not self.goes_on.is_set():
                 channel.send({"op": "heartbeat"} | state | attempt)
                 await asyncio.sleep(0.1)

@@ -85,6 +85,7 @@ def test_what_a_script_leaves_behind_is_ended_and_reaped(tmp_path: Path) -> None
         "hosts": ranges(["127.0.0.1"]),
         "rendezvous_timeout_s": 60,
         "agreed_stop": False,
+        "measure_steps": False,
     }
     reports: list[dict[str, Any]] = []
 

@@ -34,7 +34,8 @@ def task(folder: Path, attempt: int = 0, workers: int = 1, **program: Any) -> di
         "attempt": attempt, "max_restarts": 3, "env": {"WHERE": str(folder)}, "args": ["--lr", "a b"],
         "workers": workers, "node_rank": 0, "nodes": 1, "master_addr": "127.0.0.1", "master_port": free_port(),
         "run_id": "run", "log_dir": str(folder), "hosts": ranges(["127.0.0.1"]), "rendezvous_timeout_s": 60,
-        "agreed_stop": False, "extensions": None, "script": None, "module": None, "command": [], "log_rules": [],
+        "agreed_stop": False, "measure_steps": False, "extensions": None,
+        "script": None, "module": None, "command": [], "log_rules": [],
         **program,
     }  # fmt: skip
 

@@ -49,7 +49,13 @@ class Attempt:
     def beat(self, *slowest: int | None, busy: bool = True) -> None:
         self._activity += busy
         for node, step in zip(NODES, slowest, strict=True):
-            state = {"step": step, "slowest": step, "activity": self._activity, "rank_ended": self.rank_ended}
+            state = {
+                "step": step,
+                "slowest": step,
+                "activity": self._activity,
+                "rank_ended": self.rank_ended,
+                "times": [],
+            }
             self._heartbeats.add(node, {"attempt": self._number, "warm": True, **state})
         told = self._heartbeats.progress()
         if told is not None:

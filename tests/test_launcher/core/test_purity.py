@@ -22,13 +22,17 @@ DIAGNOSIS = CORE.parent / "diagnosis"
 MODULES = [*sorted(CORE.glob("*.py")), *sorted(DIAGNOSIS.glob("*.py"))]
 ALLOWED = {
     "__future__",
+    "bisect",
     "collections",
     "collections.abc",
     "dataclasses",
     "enum",
+    "itertools",
+    "math",
     "re",
     "rpds",
     "signal",  # for the names of signals
+    "statistics",
     "typing",
 }
 # Builtins that reach outside, and what `signal` has beside names.

@@ -1,0 +1,246 @@
+"""Slows one rank of eight down by a fifth, again and again, and shows whether it is named, as what, and how soon.
+
+    chrt -f 5 python benchmarks/stragglers.py [--rounds 100] [--quiet-steps 10000] [--step-ms 50]
+
+`chrt` (root) lets them run in time where other work fills the machine.
+
+The ranks are real processes on gloo, measured and read as in a job. They sleep for most of a step, so that eight of
+them fit on two cores: 60 % of the step in compute, 20 % in a DataLoader, the rest in all_reduces. The slowdowns:
+
+    loader   the slow rank's DataLoader takes longer
+    compute  its computation does
+
+Then steps without a slowdown count false alarms, and one process shows the cost of the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+from launcher.diagnosis.slow_rank import SlowRanks, Straggler
+from launcher.runner.port import free_port
+from launcher.runner.step_times import StepReader
+
+RANKS, FACTOR, STEPS = 8, 1.1, 50  # the job file's defaults
+SLOWER = 1.2
+LIMIT = 50  # steps within which the rank is to be named
+BURN_SHARE = 0.02  # of a step, on the processor
+_POLL_S = 0.05
+_PARTS = {"loader": "data"}  # the part that is expected; compute for all others
+
+
+class Controls:
+    """Memory that the ranks read in each step: how much longer each of them sleeps, in its loader and in compute."""
+
+    _ROW = struct.Struct("=dd")
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(self._ROW.size * RANKS))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    def set(self, rank: int, loader_s: float, compute_s: float) -> None:
+        self._ROW.pack_into(self._memory, rank * self._ROW.size, loader_s, compute_s)
+
+    def get(self, rank: int) -> tuple[float, float]:
+        loader_s, compute_s = self._ROW.unpack_from(self._memory, rank * self._ROW.size)
+        return loader_s, compute_s
+
+
+def train(rank: int, step_s: float, controls: Controls) -> None:
+    """One rank: steps until it is killed."""
+    from launcher.runner.step_hooks import measure_steps
+
+    measure_steps()
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, IterableDataset
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+    class Samples(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            while True:
+                time.sleep(0.2 * step_s + controls.get(rank)[0])
+                yield torch.ones(64)
+
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for batch in DataLoader(Samples()):
+        time.sleep((0.6 - BURN_SHARE) * step_s + controls.get(rank)[1])
+        burnt_s = time.thread_time() + BURN_SHARE * step_s
+        while time.thread_time() < burnt_s:
+            pass
+        model(batch).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+class Job:
+    """The eight ranks, read as the runner and the supervisor do."""
+
+    def __init__(self, folder: Path, step_s: float) -> None:
+        self.controls = Controls(folder / "controls")
+        self.step_s = step_s
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+        common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        self.processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    __file__,
+                    "--rank",
+                    str(rank),
+                    "--folder",
+                    str(folder),
+                    "--step-ms",
+                    f"{1e3 * step_s}",
+                ],
+                env=os.environ | common | {"RANK": str(rank)},
+            )
+            for rank in range(RANKS)
+        ]
+        self._readers = [StepReader(rank, process.pid, 5) for rank, process in enumerate(self.processes)]
+        self._slow_ranks = SlowRanks(factor=FACTOR, steps=STEPS)
+        self.step = 0
+        self.work_s = dict.fromkeys(range(RANKS), 0.0)  # of the last steps of each rank
+
+    def passes(self, until: Callable[[list[Straggler], list[str]], bool], steps: int) -> bool:
+        """Follows the ranks until something is found. False after this number of steps of rank 0 without it."""
+        last = self.step + steps
+        while self.step < last:
+            if any(process.poll() is not None for process in self.processes):
+                raise RuntimeError("a rank has ended; its error is above")
+            for rank, reader in enumerate(self._readers):
+                if (times := reader.take()) is not None:
+                    self._slow_ranks.add(f"n{rank}", times, time.monotonic())
+                    self.step += times.steps if rank == 0 else 0
+                    self.work_s[rank] = times.work_s
+            if until(*self._slow_ranks.look()):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def rounds(job: Job, count: int, kinds: list[str]) -> None:
+    """Prints the table of the slowdowns."""
+    results = defaultdict[str, list[tuple[bool, bool, int, float]]](list)
+    job.passes(lambda *_: False, 2 * STEPS)
+    for number in range(count):
+        kind, rank = kinds[number % len(kinds)], number * 5 % RANKS
+        found: list[Straggler] = []
+
+        def named(new: list[Straggler], over: list[str], found: list[Straggler] = found) -> bool:
+            found += new
+            return bool(found)
+
+        begun = job.step
+        more_s = (SLOWER - 1.0) * median(job.work_s.values())
+        job.controls.set(rank, *((more_s, 0.0) if kind == "loader" else (0.0, more_s)))
+        job.passes(named, LIMIT)
+        job.controls.set(rank, 0.0, 0.0)
+        took = job.step - begun
+        right = bool(found) and found[0].rank == rank
+        part = right and found[0].part == _PARTS.get(kind, "compute")
+        results[kind].append((right, part, took, found[0].factor if right else 0.0))
+        job.passes(lambda new, over, rank=rank: f"n{rank}" in over, 2 * STEPS)  # type: ignore[misc]
+        print(f"# {number} {kind} rank {rank}: {found[:1]} after {took} steps", file=sys.stderr)
+    print("| slowdown | rounds | rank named | part right | steps, median | steps, most | factor, median |")
+    print("|---|---|---|---|---|---|---|")
+    for kind, each in results.items():
+        good = [row for row in each if row[0]]
+        _, parts, took, factors = zip(*(good or [(False, False, 0, 0.0)]), strict=True)
+        cells = [kind, len(each), len(good), sum(parts), f"{median(took):.0f}", max(took), f"{median(factors):.2f}"]
+        print(f"| {' | '.join(map(str, cells))} |")
+
+
+def quiet(job: Job, steps: int) -> None:
+    """Counts alarms in steps without a slowdown."""
+    alarms: list[Straggler] = []
+    job.passes(lambda new, over: alarms.extend(new) or False, steps)  # type: ignore[func-returns-value]
+    print(f"\nfalse alarms in {steps} steps without a slowdown: {len(alarms)} {alarms}")
+
+
+def overhead(collectives: int = 20, steps: int = 2000) -> None:
+    """Prints the processor time of a step, with and without the measurement."""
+    import torch
+    import torch.distributed as dist
+
+    from holdfast.base import sections
+    from launcher.runner.step_hooks import measure_steps
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
+    dist.init_process_group("gloo")
+    model, value = torch.nn.Linear(4, 4), torch.ones(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step_us() -> float:
+        begun_s = time.thread_time()
+        for _ in range(steps):
+            model(value).sum().backward()
+            for _ in range(collectives):
+                dist.all_reduce(value)
+            optimizer.step()
+        return (time.thread_time() - begun_s) / steps * 1e6
+
+    def section_us() -> float:
+        section = sections.by_name["data"]
+        begun_s = time.thread_time()
+        for _ in range(100_000):
+            with section:
+                pass
+        return (time.thread_time() - begun_s) / 100_000 * 1e6
+
+    step_us()
+    unused_us, without_us = min(section_us() for _ in range(3)), min(step_us() for _ in range(3))
+    measure_steps()
+    used_us, with_us = min(section_us() for _ in range(3)), min(step_us() for _ in range(3))
+    more_us = with_us - without_us
+    print(f"\na step with {collectives} collectives: {more_us:.0f} us more, {more_us / 1e5:.3%} of 100 ms")
+    print(f"a section: {unused_us:.2f} us if nothing is measured, {used_us:.2f} us else")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--quiet-steps", type=int, default=10_000)
+    parser.add_argument("--step-ms", type=float, default=50.0)
+    parser.add_argument("--kinds", nargs="+", default=["loader", "compute"])
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        return train(args.rank, args.step_ms / 1e3, Controls(args.folder / "controls"))
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(Path(folder), args.step_ms / 1e3)
+        try:
+            if args.rounds:
+                rounds(job, args.rounds, args.kinds)
+            if args.quiet_steps:
+                quiet(job, args.quiet_steps)
+        finally:
+            job.close()
+    overhead()
+
+
+if __name__ == "__main__":
+    main()
