@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from holdfast.base.environment import Variable
 from holdfast.base.files import durable_write
 from launcher.job.notify import Notify, is_url
 from launcher.observer.notices import Notice
@@ -201,7 +202,7 @@ def _request(request: urllib.request.Request) -> None:
 
 def _command(argv: tuple[str, ...]) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
-        environment = {**os.environ, "HOLDFAST_NOTICE": notice.kind, "HOLDFAST_NOTICE_TEXT": notice.line}
+        environment = {**os.environ, Variable.NOTICE: notice.kind, Variable.NOTICE_TEXT: notice.line}
         try:
             done = subprocess.run(
                 argv, input=json.dumps(notice.to_mapping() | {"line": notice.line}), env=environment, text=True,
