@@ -12,7 +12,7 @@
     slurm        the scheduler
     folder       the job's folder: events, terms, lease, result
     driver       a supervisor: performs the core's commands, and makes its inputs
-    links        the supervisor's side of the runners' connections: silence, isolation, returns
+    links        the supervisor's side of the runners' connections; launcher.core.liveness judges them
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
