@@ -26,6 +26,7 @@
     successor    what a supervisor that took over would know
     shrink       the fewest faults that still fail
     costs        what a job comes to; single_faults: what each fault costs in a quiet job
+    state_machine  the page of the core's stages and phases, from these faults' runs
     campaign     many schedules, on all cores
     mutants      mutants of the core, and which of them the schedules kill
 
