@@ -170,6 +170,7 @@ bench: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed
 	@$(BIN)/python -m launcher.cli.reference docs/reference
+	@$(BIN)/python -m simulation.state_machine docs/internals/state_machine.md
 
 bench-faults: $(VENV)/.installed-dev
 	@tests/install_slurm.sh

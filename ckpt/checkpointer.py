@@ -12,6 +12,7 @@ from ckpt.errors import ConfigError
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
+from holdfast.base.environment import Variable
 from holdfast.base.sections import Section, by_name
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Checkpointer:
                 **({"shared": {"path": os.path.abspath(shared)}} if shared is not None else {}),
             }
         env = os.environ
-        if "HOLDFAST_RUN_ID" in env:
+        if Variable.RUN_ID in env:
             config = workers_config(section, config_from_env(env))
             self._engine = Engine.from_env(env, config=config, replicated=replicated)
         else:

@@ -16,6 +16,7 @@ from ckpt.errors import ConfigError
 from ckpt.format.lasting import NUMBER, Best
 from ckpt.format.line import NOBODY, Owner
 from ckpt.sections import MemorySection, NvmeSection, RedundancySection, S3Section, SharedSection, TierSection
+from holdfast.base.environment import Variable
 
 LOWER = ("nvme", "shared", "s3")  # the tiers below memory, nearest first
 
@@ -209,48 +210,48 @@ class Place:
             ConfigError: a variable is missing or malformed.
         """
         try:
-            nodes = tuple(env["HOLDFAST_NODES"].split(","))
-            holders = tuple(env["HOLDFAST_HOLDERS"].split(",")) if env.get("HOLDFAST_HOLDERS") else ()
-            node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
-            given = {"HOLDFAST_GENERATION": "0", "HOLDFAST_RUN_PID": "0", **env}
+            nodes = tuple(env[Variable.NODES].split(","))
+            holders = tuple(env[Variable.HOLDERS].split(",")) if env.get(Variable.HOLDERS) else ()
+            node = env.get(Variable.NODE) or env["SLURMD_NODENAME"]
+            given = {Variable.GENERATION: "0", Variable.RUN_PID: "0", **env}
             place = cls(
-                run_id=_matching(env, "HOLDFAST_RUN_ID", _RUN_ID, "letters, digits, '_', '.', '-'"),
-                attempt=int(_matching(env, "HOLDFAST_ATTEMPT", _WHOLE, "a whole number")), node=node, nodes=nodes,
-                ranks_per_node=int(_matching(env, "HOLDFAST_RANKS_PER_NODE", _POSITIVE, "a number of at least 1")),
-                ram_dir=Path(_matching(env, "HOLDFAST_RAM_DIR", _ABSOLUTE, "an absolute path")), holders=holders,
-                domains=tuple(env["HOLDFAST_DOMAINS"].split(",")) if env.get("HOLDFAST_DOMAINS") else (),
-                job=env.get("SLURM_JOB_ID", ""), owner=owner_of(env), ended_command=_command(env, "HOLDFAST_RUN_ENDED"),
-                generation=int(_matching(given, "HOLDFAST_GENERATION", _WHOLE, "a whole number")),
-                run_pid=int(_matching(given, "HOLDFAST_RUN_PID", _WHOLE, "a whole number")),
-                modules=Path(env["HOLDFAST_MODULES"]) if env.get("HOLDFAST_MODULES") else None,
+                run_id=_matching(env, Variable.RUN_ID, _RUN_ID, "letters, digits, '_', '.', '-'"),
+                attempt=int(_matching(env, Variable.ATTEMPT, _WHOLE, "a whole number")), node=node, nodes=nodes,
+                ranks_per_node=int(_matching(env, Variable.RANKS_PER_NODE, _POSITIVE, "a number of at least 1")),
+                ram_dir=Path(_matching(env, Variable.RAM_DIR, _ABSOLUTE, "an absolute path")), holders=holders,
+                domains=tuple(env[Variable.DOMAINS].split(",")) if env.get(Variable.DOMAINS) else (),
+                job=env.get("SLURM_JOB_ID", ""), owner=owner_of(env), ended_command=_command(env, Variable.RUN_ENDED),
+                generation=int(_matching(given, Variable.GENERATION, _WHOLE, "a whole number")),
+                run_pid=int(_matching(given, Variable.RUN_PID, _WHOLE, "a whole number")),
+                modules=Path(env[Variable.MODULES]) if env.get(Variable.MODULES) else None,
             )  # fmt: skip
         except KeyError as error:
             raise ConfigError(
                 f"environment: {error.args[0]} is not set; run the script with `holdfast run` or `holdfast submit`, "
                 "or construct Checkpointer(...) with explicit arguments"
             ) from None
-        names = f"HOLDFAST_NODES={','.join(nodes)}" + (f" HOLDFAST_HOLDERS={','.join(holders)}" if holders else "")
+        names = f"{Variable.NODES}={','.join(nodes)}" + (f" {Variable.HOLDERS}={','.join(holders)}" if holders else "")
         if len(set(place.members)) != len(place.members):
             raise ConfigError(f"environment: {names} names a node twice")
         if place.domains and len(place.domains) != len(nodes):
             raise ConfigError(
-                f"environment: HOLDFAST_DOMAINS names {len(place.domains)} domains, expected one for each of "
-                f"{len(nodes)} HOLDFAST_NODES"
+                f"environment: {Variable.DOMAINS} names {len(place.domains)} domains, expected one for each of "
+                f"{len(nodes)} {Variable.NODES}"
             )
         if node not in place.members:
-            raise ConfigError(f"environment: HOLDFAST_NODE={node!r} is not in {names}")
+            raise ConfigError(f"environment: {Variable.NODE}={node!r} is not in {names}")
         return place
 
 
 def environment_of(place: Place, config: CheckpointConfig) -> dict[str, str]:
     """The HOLDFAST_* variables that `Place.from_env` and `config_from_env` read, for agents without a launcher."""
     return {
-        "HOLDFAST_RUN_ID": place.run_id, "HOLDFAST_ATTEMPT": str(place.attempt),
-        "HOLDFAST_NODES": ",".join(place.nodes), "HOLDFAST_RANKS_PER_NODE": str(place.ranks_per_node),
-        "HOLDFAST_RAM_DIR": str(place.ram_dir),
-        "HOLDFAST_CHECKPOINT": json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
-        "HOLDFAST_SCRIPT": place.owner.script,
-        **({"HOLDFAST_NODE": place.node} if len(place.nodes) == 1 else {}),
+        Variable.RUN_ID: place.run_id, Variable.ATTEMPT: str(place.attempt),
+        Variable.NODES: ",".join(place.nodes), Variable.RANKS_PER_NODE: str(place.ranks_per_node),
+        Variable.RAM_DIR: str(place.ram_dir),
+        Variable.CHECKPOINT: json.dumps({k: v for k, v in asdict(config).items() if v is not None}),
+        Variable.SCRIPT: place.owner.script,
+        **({Variable.NODE: place.node} if len(place.nodes) == 1 else {}),
     }  # fmt: skip
 
 
@@ -260,7 +261,7 @@ def owner_of(env: Mapping[str, str]) -> Owner:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         user = str(os.getuid())
-    return Owner(name=env.get("HOLDFAST_JOB_NAME", ""), script=env.get("HOLDFAST_SCRIPT", ""), user=user)
+    return Owner(name=env.get(Variable.JOB_NAME, ""), script=env.get(Variable.SCRIPT, ""), user=user)
 
 
 def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -276,13 +277,13 @@ def _command(env: Mapping[str, str], name: str) -> tuple[str, ...]:
 def config_from_env(env: Mapping[str, str]) -> CheckpointConfig:
     """The `checkpoint:` section from HOLDFAST_CHECKPOINT, which the launcher sets."""
     try:
-        section = json.loads(env["HOLDFAST_CHECKPOINT"])
+        section = json.loads(env[Variable.CHECKPOINT])
     except KeyError:
         raise ConfigError(
-            "environment: HOLDFAST_CHECKPOINT is not set; add a `checkpoint:` section to the job file"
+            f"environment: {Variable.CHECKPOINT} is not set; add a `checkpoint:` section to the job file"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"environment: HOLDFAST_CHECKPOINT is not JSON: {error}") from None
+        raise ConfigError(f"environment: {Variable.CHECKPOINT} is not JSON: {error}") from None
     return CheckpointConfig.from_json(section)
 
 

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from holdfast.base.environment import Variable
+
 if TYPE_CHECKING:
     from ckpt.worker.engine import Engine
 
@@ -65,7 +67,7 @@ def opened() -> Engine | None:
 
 def _open_own(env: Mapping[str, str]) -> Engine | None:
     global _own
-    if "HOLDFAST_RUN_ID" not in env or "HOLDFAST_CHECKPOINT" not in env:
+    if Variable.RUN_ID not in env or Variable.CHECKPOINT not in env:
         return None
     from ckpt.worker.engine import Engine
 

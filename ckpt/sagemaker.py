@@ -26,6 +26,7 @@ from ckpt.elastic_event import elastic_event_detected, opened
 from ckpt.errors import ConfigError
 from ckpt.worker.dcp import DcpReader, DcpWriter
 from ckpt.worker.engine import Engine
+from holdfast.base.environment import Variable
 
 __all__ = [
     "SageMakerCheckpointConfig",
@@ -54,7 +55,7 @@ class SageMakerCheckpointConfig:
             raise ConfigError(
                 f"SageMakerCheckpointConfig.s3_tier_base_path: got {path!r}, expected a directory or s3://bucket/prefix"
             )
-        if self.save_to_s3 and path is None and "HOLDFAST_RUN_ID" not in os.environ:
+        if self.save_to_s3 and path is None and Variable.RUN_ID not in os.environ:
             raise ConfigError("SageMakerCheckpointConfig.save_to_s3: needs s3_tier_base_path, and that is not set")
 
 
@@ -80,7 +81,7 @@ def _engine(config: SageMakerCheckpointConfig) -> Engine:
     mine = {namespace: engine for namespace, (pid, engine) in _open.items() if pid == os.getpid()}
     found = mine.get(config.namespace)
     if found is None:
-        if mine and "HOLDFAST_RUN_ID" in os.environ:
+        if mine and Variable.RUN_ID in os.environ:
             raise ConfigError(
                 f"SageMakerCheckpointConfig.namespace: got {config.namespace!r}, but this process uses {min(mine)!r}; "
                 "all steps of a job go to the job file's namespace, so use one"
@@ -96,7 +97,7 @@ def _engine(config: SageMakerCheckpointConfig) -> Engine:
 
 
 def _opened(config: SageMakerCheckpointConfig) -> Engine:
-    if "HOLDFAST_RUN_ID" in os.environ:
+    if Variable.RUN_ID in os.environ:
         return Engine.from_env(os.environ)
     section: dict[str, Any] = {"namespace": config.namespace, "memory": {"every_steps": 1}}
     if (path := config.s3_tier_base_path) is not None:

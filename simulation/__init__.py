@@ -12,7 +12,7 @@
     slurm        the scheduler
     folder       the job's folder: events, terms, lease, result
     driver       a supervisor: performs the core's commands, and makes its inputs
-    links        the supervisor's side of the runners' connections: silence, isolation, returns
+    links        the supervisor's side of the runners' connections; launcher.core.liveness judges them
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
@@ -26,6 +26,7 @@
     successor    what a supervisor that took over would know
     shrink       the fewest faults that still fail
     costs        what a job comes to; single_faults: what each fault costs in a quiet job
+    state_machine  the page of the core's stages and phases, from these faults' runs
     campaign     many schedules, on all cores
     mutants      mutants of the core, and which of them the schedules kill
 

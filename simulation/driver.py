@@ -532,7 +532,7 @@ class Driver:
         self.world.invariants.ends(self, command)
         if self.group is not None:
             self.group.kill()
-        for node in dict.fromkeys((*self.world.job_nodes, *self.links.links)):
+        for node in self.links.nodes:
             self.links.dismiss(node, forget=command.outcome != "stopped")
         if self.world.slurm.is_answering:
             self.world.boosters.end_all(30.0)

@@ -1,162 +1,175 @@
-"""The supervisor's side of the runners' connections: who is there, who has fallen silent, what they say."""
+"""The supervisor's side of the runners' connections. launcher.core.liveness judges them, as in the product."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.inputs import IsolationChanged, NodeJoined, NodeLost, StoodStill
+from launcher.core.inputs import IsolationChanged, NodeJoined
+from launcher.core.liveness import (
+    ISOLATED_S,
+    RETURN_S,
+    SILENCE_S,
+    SUSPECT_S,
+    TICK_S,
+    Action,
+    Drop,
+    Forget,
+    Liveness,
+    Peer,
+    Promote,
+)
 from simulation.network import CLOSE, HELLO, WELCOME, Link
 
 if TYPE_CHECKING:
     from simulation.driver import Driver
     from simulation.world import World
 
-SILENCE_S = 2.5
-SUSPECT_S = 1.25
-ISOLATED_S = 20.0
-RETURN_S = 6.0
-_LATER_S = 0.011
+BASE = "job"  # the base's allocation
+_LATER_S = 0.011  # from the moment at which something is due to the tick that finds it
+
+
+class _Peer(Peer):
+    """A runner's connection.
+
+    Attributes:
+        joined: the input for its hello.
+        unread: messages that wait until the runner of the node's earlier allocation has left.
+        unsent: messages that wait until the runner has reconnected.
+    """
+
+    __slots__ = ("joined", "link", "unread", "unsent")
+
+    def __init__(self, link: Link, joined: NodeJoined, now_s: float) -> None:
+        super().__init__(joined.node, joined.allocation, now_s)
+        self.link = link
+        self.joined = joined
+        self.unread: list[Any] = []
+        self.unsent: list[Any] = []
 
 
 class Links:
-    """As launcher's Links. Times are those of the world."""
+    """As launcher's Links, without sockets. Times are those of the world.
 
-    __slots__ = (
-        "_awaited", "_awaited_s", "_away", "_broken", "_driver", "_is_ticking", "_isolated_s", "_others",
-        "_stood_still_s", "_successors", "_world", "dismissed", "links", "turns_known",
-    )  # fmt: skip
+    Heartbeats are not sent one by one: a connection that is not silent is heard at any time. A tick comes only when
+    something may be due.
+    """
+
+    __slots__ = ("_driver", "_is_ticking", "_liveness", "_orders", "_world", "turns_known")
 
     def __init__(self, world: World, driver: Driver, successors: tuple[str, ...]) -> None:
         self._world = world
         self._driver = driver
-        self._successors = successors
-        self.links: dict[str, Link] = {}
-        self.dismissed: dict[str, tuple[str, bool]] = {}
-        self._others: dict[tuple[str, str], Link] = {}
-        self._away: set[str] = set()
-        self._awaited: set[str] = set()
-        self._awaited_s = 0.0
-        self._broken: dict[str, tuple[float, list[Any], str]] = {}
-        self._isolated_s: float | None = None
-        self._stood_still_s = -RETURN_S
+        self._liveness: Liveness[_Peer] = Liveness(world.job_nodes, BASE, successors)
+        self._orders: dict[tuple[str, str], tuple[str, bool]] = {}
         self._is_ticking = False
         self.turns_known = bool(successors)
 
     @property
     def is_isolated(self) -> bool:
-        return self._isolated_s is not None
+        return self._liveness.is_isolated
+
+    @property
+    def links(self) -> dict[str, Link]:
+        """The connections over which nodes are heard."""
+        return {node: peer.link for node, peer in self._liveness.peers.items()}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the base, and the connected ones of boosters."""
+        return tuple(dict.fromkeys((*self._world.job_nodes, *self._liveness.peers, *self._liveness.seconds)))
 
     def turn(self, node: str) -> int | None:
         """A node's place in the succession."""
-        left = [name for name in self._successors if name not in self.dismissed and name not in self._away]
-        return left.index(node) if node in left else None
+        return self._liveness.turn(node)
 
     def receive(self, link: Link, message: Any) -> None:
-        node = link.runner.host.name
-        if message == CLOSE:
-            self._closed(node, link)
-        elif type(message) is tuple and message[0] == HELLO:
-            self._accept(node, link, message)
-        elif self.links.get(node) is link and node not in self.dismissed:
+        peer, now_s = self._peer_of(link), self._world.clock.now
+        if type(message) is tuple and message[0] == HELLO:
+            self._accept(link, message)
+        elif message == CLOSE:
+            link.close_down()
+            if peer is not None:
+                self._do(self._liveness.closed(peer, now_s, now_s))
+                self._tick_when_due(now_s, SUSPECT_S, RETURN_S)
+        elif peer is not None and self._liveness.seconds.get(peer.node) is peer:
+            peer.unread.append(message)
+        elif peer is not None:
             self._driver.put(message)
 
     def send(self, node: str, message: Any) -> None:
-        link = self.links.get(node)
-        if link is not None:
-            link.send_down(message)
-        elif node in self._broken:
-            self._broken[node][1].append(message)
+        peer = self._liveness.last(node)
+        if peer is None:
+            return
+        if self._liveness.is_broken(node):
+            peer.unsent.append(message)
+        else:
+            peer.link.send_down(message)
 
     def dismiss(self, node: str, *, forget: bool, allocation: str = "") -> None:
-        other = self._others.pop((node, allocation), None)
-        if other is not None:
-            other.send_down(("leave", forget))
-            return
-        self.dismissed[node] = (allocation, forget)
-        self._awaited.discard(node)
-        self._broken.pop(node, None)
-        link = self.links.get(node)
-        if link is not None:
-            link.send_down(("leave", forget))
+        leave = ("leave", forget)
+        self._orders[node, allocation] = leave
+        for peer in (self._liveness.peers.get(node), self._liveness.seconds.get(node)):
+            if peer is not None and allocation in ("", peer.allocation):
+                peer.link.send_down(leave)
+        self._do(self._liveness.dismiss(node, allocation))
+        self._tick_when_due(self._world.clock.now, TICK_S)
 
     def await_return(self, nodes: tuple[str, ...]) -> None:
-        self._awaited = {node for node in nodes if node not in self.links and node not in self.dismissed}
-        self._awaited_s = self._world.clock.now
-        self._tick_at(self._awaited_s + SUSPECT_S)
+        now_s = self._world.clock.now
+        self._liveness.await_return(nodes, now_s)
+        self._tick_when_due(now_s, SUSPECT_S)
 
     def changed(self, link: Link) -> None:
         """A runner has fallen silent, or is heard again."""
         self._tick_at(self._world.clock.now)
-        if link.silent_up_s is not None:
-            self._tick_at(link.silent_up_s + SUSPECT_S)
-            self._tick_at(link.silent_up_s + SILENCE_S)
+        peer = self._peer_of(link)
+        if peer is not None and link.silent_up_s is not None:
+            peer.heard_s = link.silent_up_s
+            self._tick_when_due(peer.heard_s, SUSPECT_S, SILENCE_S)
 
     def woke(self, slept_s: float) -> None:
         """The supervisor did not run: what came meanwhile has not been read yet."""
         now_s = self._world.clock.now
-        if slept_s > SUSPECT_S:
-            self._stood_still_s = now_s
-        if slept_s > 0.2:
-            for link in self.links.values():
-                if link.silent_up_s is not None:
-                    link.silent_up_s = min(now_s, link.silent_up_s + slept_s)
-            self._driver.put(StoodStill(seconds=slept_s))
-        self._tick_at(now_s)
-        for link in self.links.values():
-            self.changed(link)
+        self._judge(now_s - slept_s)
+        for peer in self._connected():
+            self._tick_when_due(peer.heard_s, SUSPECT_S, SILENCE_S)
 
     def abort(self) -> None:
         """Drops every connection."""
-        for link in list(self.links.values()):
-            link.close_down()
-        self.links.clear()
-        self._broken.clear()
-        self._awaited.clear()
+        self._liveness.close()
+        for peer in self._connected():
+            peer.link.close_down()
 
-    def _accept(self, node: str, link: Link, hello: Any) -> None:
+    def _connected(self) -> list[_Peer]:
+        return [*self._liveness.peers.values(), *self._liveness.seconds.values()]
+
+    def _peer_of(self, link: Link) -> _Peer | None:
+        return next((peer for peer in self._connected() if peer.link is link), None)
+
+    def _accept(self, link: Link, hello: Any) -> None:
         _, attempt, is_warm, problem, allocation = hello
-        old = self.links.get(node)
-        before = old.runner.allocation if old is not None else self._broken.get(node, (0.0, [], allocation))[2]
-        joined = NodeJoined(node=node, attempt=attempt, is_warm=is_warm, problem=problem, allocation=allocation)
-        if node in self.dismissed:
-            of, forget = self.dismissed[node]
-            if of in ("", allocation):
-                link.send_down(("leave", forget))
-                return
-            del self.dismissed[node]
-        elif before != allocation:
-            self._others[node, allocation] = link
-            self._driver.put(joined)
+        node, now_s = link.runner.host.name, self._world.clock.now
+        if self._liveness.is_dismissed(node, allocation):
+            link.send_down(self._orders.get((node, allocation)) or self._orders[node, ""])
             return
-        if old is not None and old is not link:
-            old.close_down()
-        self.links[node] = link
-        self._awaited.discard(node)
-        self._away.discard(node)
-        if self._isolated_s is not None:
-            self._tick_at(self._world.clock.now)
+        joined = NodeJoined(node=node, attempt=attempt, is_warm=is_warm, problem=problem, allocation=allocation)
+        peer, before = _Peer(link, joined, now_s), self._liveness.last(node)
+        self._do(self._liveness.join(peer))
+        if self.is_isolated:
+            self._tick_at(now_s)
+        if link.silent_up_s is not None:
+            self._tick_when_due(now_s, SUSPECT_S, SILENCE_S)
         link.send_down((WELCOME, self._driver.term))
-        for message in self._broken.pop(node, (0.0, [], ""))[1]:
-            link.send_down(message)
+        if before is not None and self._liveness.peers.get(node) is peer:
+            for message in before.unsent:
+                link.send_down(message)
         self._driver.put(joined)
 
-    def _closed(self, node: str, link: Link) -> None:
-        link.close_down()
-        if self.links.get(node) is not link:
-            return
-        del self.links[node]
-        now_s = self._world.clock.now
-        if node not in self.dismissed and (self.is_isolated or now_s - self._stood_still_s < RETURN_S):
-            self._broken[node] = (now_s, [], link.runner.allocation)
-            self._tick_at(now_s + SUSPECT_S)
-            self._tick_at(now_s + RETURN_S)
-        else:
-            self._report_lost(node, "the connection to its runner closed", 0.0)
-
-    def _report_lost(self, node: str, reason: str, detect_s: float) -> None:
-        self._away.add(node)
-        if node not in self.dismissed:
-            self._driver.put(NodeLost(node=node, reason=reason, detect_s=round(detect_s, 3)))
+    def _tick_when_due(self, since_s: float, *lasts_s: float) -> None:
+        for seconds in lasts_s:
+            self._tick_at(since_s + seconds)
 
     def _tick_at(self, at_s: float) -> None:
         now_s = self._world.clock.now
@@ -169,44 +182,41 @@ class Links:
     def _tick(self, is_soon: bool) -> None:
         if is_soon:
             self._is_ticking = False
-        driver, now_s = self._driver, self._world.clock.now
-        if not driver.is_awake or driver.is_done:
-            return
-        if self._may_be_cut_off(now_s):
-            return
-        for node, (since_s, *_) in list(self._broken.items()):
-            if now_s - since_s > RETURN_S:
-                del self._broken[node]
-                self._report_lost(node, "its connection broke, and it did not come back", 0.0)
-        for node, link in list(self.links.items()):
-            if link.silent_up_s is not None and now_s - link.silent_up_s > SILENCE_S:
-                silent_s = now_s - link.silent_up_s
-                del self.links[node]
-                self._report_lost(node, f"silent for {silent_s:.1f} s", silent_s)
-                link.close_down()
-                self._tick_at(now_s + 0.1)  # those that are left may all be heard
+        if self._driver.is_awake and not self._driver.is_done:
+            self._judge(self._world.clock.now)
 
-    def _may_be_cut_off(self, now_s: float) -> bool:
-        silent = sum(
-            link.silent_up_s is not None and now_s - link.silent_up_s > SUSPECT_S for link in self.links.values()
-        )
-        silent += len(self._awaited) if now_s - self._awaited_s > SUSPECT_S else 0
-        silent += sum(now_s - since_s > SUSPECT_S for since_s, *_ in self._broken.values())
-        if 2 * silent <= len(self.links) + len(self._awaited) + len(self._broken):
-            if self._isolated_s is not None:
-                self._isolated_s = None
-                self._world.folder.update_lease()
-                self._driver.put(IsolationChanged(is_isolated=False))
-            return False
-        if self._isolated_s is None:
-            self._isolated_s = now_s
-            self._world.folder.update_lease()
-            self._world.poke()
-            self._tick_at(now_s + ISOLATED_S)
-            self._driver.put(IsolationChanged(is_isolated=True))
-        if now_s - self._isolated_s < ISOLATED_S:
-            return True
-        if self._awaited:
-            self._awaited.clear()
-            self._tick_at(now_s + 0.1)
-        return False
+    def _judge(self, ran_s: float) -> None:
+        """
+        Args:
+            ran_s: the last time at which the supervisor ran.
+        """
+        now_s = self._world.clock.now
+        for peer in self._connected():
+            if peer.link.silent_up_s is None:
+                peer.heard_s = now_s
+        actions = self._liveness.tick(now_s, ran_s)
+        self._do(actions)
+        if actions:
+            self._tick_when_due(now_s, TICK_S)  # those that are left may all be heard
+
+    def _do(self, actions: Iterable[Action[_Peer]]) -> None:
+        world, now_s = self._world, self._world.clock.now
+        for action in actions:
+            match action:
+                case Drop(peer=peer):
+                    peer.link.close_down()
+                case Forget():
+                    pass
+                case Promote(peer=peer):
+                    self._driver.put(replace(peer.joined, is_warm=peer.link.runner.is_warm))
+                    for message in peer.unread:
+                        self._driver.put(message)
+                    peer.unread.clear()
+                case IsolationChanged(is_isolated=is_isolated):
+                    world.folder.update_lease()
+                    if is_isolated:
+                        world.poke()
+                        self._tick_when_due(now_s, ISOLATED_S, ISOLATED_S + TICK_S)
+                    self._driver.put(action)
+                case _:
+                    self._driver.put(action)

@@ -23,7 +23,11 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
+from launcher.core.liveness import SUSPECT_S
 from launcher.diagnosis import WorkerFailure
+from launcher.leadership.succession import MAX_TURN, MEETING_S, STAGGER_S
+from launcher.runner.runner import FENCE_S, LEAVE_S, SUPERVISOR_SILENCE_S
+from simulation.links import BASE
 from simulation.network import CLOSE, HELLO, WELCOME, Link
 from simulation.standby import Standby
 
@@ -33,14 +37,6 @@ if TYPE_CHECKING:
     from simulation.training import Training
     from simulation.world import World
 
-BASE = "job"  # the base's allocation
-SILENCE_S = 5.0  # the connection is dead
-SUSPECT_S = 1.25
-FENCE_S = 10.0
-LEAVE_S = 120.0
-STAGGER_S = 2.0
-MEETING_S = 1.0
-MAX_TURN = 8
 _KEPT = (WorkersStarted, FirstStep, AgentLost, AgentEnded, WorkersEnded, Restored, AgentsRejoined, Committed)
 # A rank's stack: in a collective; and at fault: elsewhere, stopped, without an answer, or a step behind the others.
 _WAITS: dict[str, Any] = {"state": "S", "boundary": 2, "frames": ("all_reduce (/torch/distributed/c10d.py:1)",)}
@@ -150,7 +146,7 @@ class Runner:
             self._heard()
         else:
             self.world.clock.at(link.silent_down_s + SUSPECT_S + 0.001, self._due)
-            self.world.clock.at(link.silent_down_s + SILENCE_S + 0.001, self._due)
+            self.world.clock.at(link.silent_down_s + SUPERVISOR_SILENCE_S + 0.001, self._due)
 
     def receive(self, link: Link, message: Any) -> None:
         if not self.is_alive:
@@ -212,7 +208,7 @@ class Runner:
         silent_s = now_s - (self.link.silent_down_s if self.link is not None else now_s)
         if silent_s < SUSPECT_S:
             return
-        if silent_s >= SILENCE_S or self.newest_seen > self.term:
+        if silent_s >= SUPERVISOR_SILENCE_S or self.newest_seen > self.term:
             self._lose_link()
         else:
             if self.link is not None and self._is_welcome:

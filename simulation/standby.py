@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from launcher.leadership.terms import LEASE_S
 from simulation.folder import REMOVED
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from simulation.runner import Runner
     from simulation.world import World
 
-LEASE_S = 1.5
 REFUSED_S = 1.0
 ORPHANED_S = 60.0
 MAX_DEATHS = 5

@@ -25,7 +25,7 @@ _INTERVAL = re.compile(
 INNER = {
     "connections.handshake_limit:_LEAST_S", "connections.links:_CLOSE_TIMEOUT_S",
     "connections.listener:_NO_DESCRIPTOR_S", "core.attempt:PREDECESSOR_S", 
-    "core.nodes:READ_S", "core.requests:SHORT_S", "leadership.lease:_CHECK_S", "leadership.succession:_MEETING_S",
+    "core.nodes:READ_S", "core.requests:SHORT_S", "leadership.lease:_CHECK_S", "leadership.succession:MEETING_S",
     "leadership.succession:_READ_TIMEOUT_S", "runner.activity:_TICKS_PER_S", "runner.runner:_SECRET_TIMEOUT_S",
     "runner.stacks:_SETTLED_S", "runner.warm:_EXIT_BARRIER_S", "scheduler.boosters:_WARNED_S",
     "scheduler.local:_CLOSE_TIMEOUT_S", "scheduler.local:_KILL_NODE_TIMEOUT_S", "scheduler.slurm:_CLOSE_TIMEOUT_S",

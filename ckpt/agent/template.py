@@ -27,6 +27,7 @@ from ckpt.agent.process.shim import FORKED, NAMESPACES, READY, SOCKET, TERMINATE
 from ckpt.agent.rpc.credentials import peer_of
 from ckpt.agent.rpc.transport import load_mpi
 from ckpt.redundancy.gf256 import prepare
+from holdfast.base.environment import Variable
 
 _LOOK_S = 5.0
 _REQUEST_S = 5.0
@@ -52,7 +53,7 @@ def main() -> int:
     with contextlib.suppress(ImportError):
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else NumPy's library starts threads as it is loaded
         prepare()
-    path = Path(os.environ["HOLDFAST_RAM_DIR"], SOCKET)
+    path = Path(os.environ[Variable.RAM_DIR], SOCKET)
     try:
         listener, inode = _listen(path)
     except OSError as error:
@@ -140,7 +141,7 @@ def _take_the_place_of(connection: socket.socket) -> None:
     os.environb.clear()
     os.environb.update(environment)
     _show([b"-m", b"ckpt.agent"], environment)
-    register(Path(os.environ["HOLDFAST_RAM_DIR"]))  # before the shim is told: a runner always finds one of the two
+    register(Path(os.environ[Variable.RAM_DIR]))  # before the shim is told: a runner always finds one of the two
     connection.settimeout(None)
     connection.sendall(READY)
 

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ckpt.errors import ConfigError
+from holdfast.base.environment import Variable
 
 Rounding = Literal["down", "up", "nearest"]
 LrScaling = Literal["linear", "sqrt"]
-
-RECIPE_VARIABLE = "HOLDFAST_SCALE"  # the job file's elastic.scale of this size, as JSON; the launcher sets it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +100,13 @@ def batch_plan(
 
 
 def _recipe(env: Mapping[str, str]) -> dict[str, Any]:
-    text = env.get(RECIPE_VARIABLE, "{}")
+    text = env.get(Variable.SCALE, "{}")
     try:
         recipe = json.loads(text)
     except ValueError:
         recipe = None
     if not isinstance(recipe, dict):
-        raise ConfigError(f"environment: {RECIPE_VARIABLE}={text!r:.200}, expected a JSON object")
+        raise ConfigError(f"environment: {Variable.SCALE}={text!r:.200}, expected a JSON object")
     return recipe
 
 

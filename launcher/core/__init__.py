@@ -13,6 +13,7 @@
     teardown    ends all processes of an attempt
     agent_world the checkpoint agents of an attempt
     launch      the start of the runners
+    liveness    the connections to runners: which are lost or in doubt, and whether the supervisor is cut off itself
     requests    stop and cancel, by a user, a signal or the scheduler; the time limit
     choice      chooses the nodes of the next attempt, and its holders
     boosters    allocations in addition to the base, which may be preempted

@@ -18,6 +18,7 @@ from launcher.core.inputs import (
     OwnCheckpointsSeen,
     UnusableAnswered,
 )
+from launcher.core.liveness import RETURN_S
 from launcher.core.members import Phase
 from launcher.core.outcomes import AttemptOutcome
 from launcher.core.replay import Running
@@ -29,8 +30,6 @@ from launcher.diagnosis import find_cause
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full or fail over for a while
 START_TIMEOUT_S = 300.0  # until workers run on all nodes; a cold import of torch from a shared file system is slow
-# After a take-over, from the last runner that connects; each looks for the supervisor at least twice a second
-RETURN_S = 6.0
 PREDECESSOR_S = 1.0
 PREDECESSOR_LOST = "lost with the supervisor it ran"
 STACKS_TIMEOUT_S = 12.0  # a runner gives its workers 2 s, and py-spy 5 s

@@ -93,7 +93,7 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dismiss:
-    """A node's runner exits, at once or when it connects. Nothing more is received from it.
+    """A node's runner exits, at once or when it connects. Its loss is not reported.
 
     Attributes:
         forget: whether it removes the node's memory directory.

@@ -29,13 +29,13 @@ from launcher.core.frozen import replace
 from launcher.core.gains import Event
 from launcher.core.hang import Hang
 from launcher.core.inputs import Input
+from launcher.core.liveness import PAUSE_S
 from launcher.core.members import Member, Members
 from launcher.core.replay import History, replay
 from launcher.core.state import AttemptPhase, JobFacts, Stage, State, TimeLimit
 from launcher.core.turn import Turn
 
 MOST_PASSES = 100  # of one decision, which needs about five
-PAUSE_S = 2.0  # a timer that is later than this: the process stood still, and what came meanwhile is not read yet
 
 
 def begin(job: JobFacts, past: Iterable[Event], now_s: float) -> tuple[State, tuple[Command, ...]]:
@@ -88,7 +88,7 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
     if state.stage is Stage.ENDED:
         return state, ()
     turn = Turn(state, now_s)
-    if state.timer_s is not None and now_s - state.timer_s > PAUSE_S:
+    if state.timer_s is not None and now_s - state.timer_s > PAUSE_S:  # what came meanwhile is not read yet
         nodes.on_stood_still(turn, given_.StoodStill(seconds=now_s - state.timer_s))
     number, node = getattr(given, "attempt", None), getattr(given, "node", None)
     if node is not None and node not in state.members and not isinstance(given, given_.NodeJoined):

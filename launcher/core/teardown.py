@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from launcher.core import agent_world, recovery
 from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
+from launcher.core.liveness import RETURN_S
 from launcher.core.outcomes import AttemptOutcome
 from launcher.core.replay import judged
 from launcher.core.state import AttemptPhase
 from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
 
-_LAST = (
-    AttemptOutcome.DONE,
-    AttemptOutcome.HALTED,
-    AttemptOutcome.CANCELLED,
-)  # outcomes after which no other attempt begins
+# outcomes after which no other attempt begins
+_LAST = (AttemptOutcome.DONE, AttemptOutcome.HALTED, AttemptOutcome.CANCELLED)
 KILL_CONFIRM_S = 5.0
 # After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
-RECONNECT_S = 12.0
+RECONNECT_S = 2 * RETURN_S
 AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the job's result
 # After a cancel; most are a SIGTERM from Slurm, 30 s before its SIGKILL (KillWait). The rest is for the question why
 # it has come, and for the end of all processes.

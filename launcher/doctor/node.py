@@ -16,6 +16,7 @@ from typing import Any
 
 from ckpt import CheckpointConfig, CheckpointError, check_shared
 from ckpt.cli.app import probe_bucket
+from holdfast.base.environment import Variable
 from launcher.connections.job_socket import filter_refused
 from lifecycle import Finding, Status
 from slurm.command import CommandError, run
@@ -121,7 +122,7 @@ def judge_disk(section: Mapping[str, Any] | None, env: Mapping[str, str]) -> Ite
         check_shared(Path(path) / node, section["namespace"])
     except (CheckpointError, OSError) as error:
         advice = "a directory of your own on the node's disk; with the hooks' local_disk: /local, /local/holdfast-$UID"
-        if (given := env.get("HOLDFAST_DISK_DIR")) is not None:
+        if (given := env.get(Variable.DISK_DIR)) is not None:
             advice = f"the prolog made one for you: nvme: {{path: {given}}}"
         row = replace(row, status=Status.CRITICAL, measured=" ".join(str(error).split()), advice=advice)
     yield row

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt import CheckpointConfig
+from holdfast.base.environment import Variable
 from slurm import Topology
 from slurm.hostlist import compress, expand
-
-VARIABLE = "HOLDFAST_SWITCHES"
 
 
 def switches_of(topology: Topology, nodes: Iterable[str]) -> dict[str, str]:
@@ -22,12 +21,14 @@ def to_environment(switches: Mapping[str, str]) -> dict[str, str]:
     below: dict[str, list[str]] = {}
     for node, switch in switches.items():
         below.setdefault(switch, []).append(node)
-    return {VARIABLE: json.dumps({switch: compress(nodes) for switch, nodes in below.items()})} if below else {}
+    return (
+        {Variable.SWITCHES: json.dumps({switch: compress(nodes) for switch, nodes in below.items()})} if below else {}
+    )
 
 
 def from_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Node -> leaf switch, from the runners' variable."""
-    below: dict[str, str] = json.loads(env.get(VARIABLE, "{}"))
+    below: dict[str, str] = json.loads(env.get(Variable.SWITCHES, "{}"))
     return {node: switch for switch, hostlist in below.items() for node in expand(hostlist)}
 
 
@@ -35,7 +36,7 @@ def for_ckpt(checkpoint: CheckpointConfig | None, nodes: Sequence[str], switches
     """ckpt's variable, if the job wants sets across switches and the switch of every node is known."""
     if not wants_switches(checkpoint) or not all(node in switches for node in nodes):
         return {}
-    return {"HOLDFAST_DOMAINS": ",".join(switches[node] for node in nodes)}
+    return {Variable.DOMAINS: ",".join(switches[node] for node in nodes)}
 
 
 def wants_switches(checkpoint: CheckpointConfig | None) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt import CheckpointConfig, CheckpointError
+from holdfast.base.environment import PREFIX
 from holdfast.settings.errors import SettingsError
 from holdfast.settings.keys import key
 from launcher.diagnosis import FaultClass
@@ -276,7 +277,7 @@ class JobSpec:
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 yield f"env.{name}", "not a variable's name; expected letters, digits and '_'"
-            elif name.startswith("HOLDFAST_"):
+            elif name.startswith(PREFIX):
                 yield f"env.{name}", "HOLDFAST_ variables are set by the launcher; choose another name"
 
     def _preloads_are_modules(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt.agent.process.launch import PYTHON
+from holdfast.base.environment import Variable
 from slurm import Slurm, SlurmError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _local(run_id: str, env: Mapping[str, str]) -> tuple[bool, str]:
         return False, "is no local job that is known here"
     if not process.has_ended():
         return False, f"its supervisor, process {process.pid} on {process.host}, may live"
-    left = pids_with_environment({"HOLDFAST_RUN_ID": run_id})
+    left = pids_with_environment({Variable.RUN_ID: run_id})
     return not left, f"its processes live: {left}" if left else "its processes are gone"
 
 
@@ -83,7 +84,7 @@ def _local_process(run_id: str, env: Mapping[str, str]) -> Process | None:
     from launcher.job.run_id import local_run_id
     from launcher.job.supervisor_process import Process
 
-    beside = Path(env["HOLDFAST_JOB_DIR"]).parent if env.get("HOLDFAST_JOB_DIR") else None
+    beside = Path(env[Variable.JOB_DIR]).parent if env.get(Variable.JOB_DIR) else None
     job = next((job for job in listed_jobs(beside) if local_run_id(job.folder) == run_id), None)
     return Process.read(job.folder) if job is not None else None
 

@@ -20,9 +20,9 @@ from slurm import JobEnvironment, Slurm, SlurmError
 log = logging.getLogger(__name__)
 
 STAGGER_S = 2.0  # between one candidate and the next: time for a standby to start and to be noticed
-_MEETING_S = 1.0  # time to connect to a supervisor whose term has just begun
+MEETING_S = 1.0  # time to connect to a supervisor whose term has just begun
 _READ_TIMEOUT_S = 0.5  # the terms' file system may hang
-_MAX_TURN = 8  # later candidates do not wait longer: any number of them can safely claim a term at once
+MAX_TURN = 8  # later candidates do not wait longer: any number of them can safely claim a term at once
 # Variables of the step of this runner. A standby does not get them, because a supervisor starts its own steps.
 _STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
                    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN", "SLURM_LAUNCH", "SLURM_UMASK", "PMI")  # fmt: skip
@@ -93,8 +93,8 @@ class Succession:
             self._lost_s, self._missed = now_s, missed
         # Each term since the accepted one went to a candidate before this node.
         turn = max(0, self.turn - (missed - self.term))
-        meeting_s = _MEETING_S if missed > self.term else 0.0
-        if now_s < self._lost_s + STAGGER_S * min(turn, _MAX_TURN) + meeting_s:
+        meeting_s = MEETING_S if missed > self.term else 0.0
+        if now_s < self._lost_s + STAGGER_S * min(turn, MAX_TURN) + meeting_s:
             return
         self._lost_s = now_s  # if this standby fails, the next one starts after the same wait
         me = os.getpid()

@@ -17,7 +17,6 @@ from pathlib import Path
 
 RENEW_S = 0.5
 LEASE_S = 1.5  # a lease that has not changed for this time has run out
-SUSPECT_S = 1.25  # a supervisor or a runner that is silent for this time (over two heartbeats) may be lost
 
 _LONGEST_LOOK_S = 0.5  # a longer time between two reads counts as this: we or the file system may have stood still
 

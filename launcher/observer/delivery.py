@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from holdfast.base.environment import Variable
 from holdfast.base.files import durable_write
 from holdfast.base.programs import ProgramError, run
 from launcher.job.notify import Notify, is_url
@@ -201,7 +202,7 @@ def _request(request: urllib.request.Request) -> None:
 
 def _command(argv: tuple[str, ...]) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
-        environment = {**os.environ, "HOLDFAST_NOTICE": notice.kind, "HOLDFAST_NOTICE_TEXT": notice.line}
+        environment = {**os.environ, Variable.NOTICE: notice.kind, Variable.NOTICE_TEXT: notice.line}
         try:
             text = json.dumps(notice.to_mapping() | {"line": notice.line})
             done = run(argv, input=text, env=environment, timeout_s=4 * _TIMEOUT_S, check=False)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON
+from holdfast.base.environment import PREFIX
 from launcher.job.jobfile import JobSpec
 from launcher.observer.otlp import is_asked
 
@@ -39,7 +40,7 @@ def observed(spec: JobSpec, job_dir: Path, cluster: str) -> Iterator[None]:
 def _started(job_dir: Path, cluster: str) -> subprocess.Popen[bytes] | None:
     job_id = os.environ.get("SLURM_JOB_ID", job_dir.name) if cluster == "slurm" else job_dir.name
     # With HOLDFAST_RUN_ID it would count as a process of the run, which has ended only without any.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     try:
         log_file = os.open(job_dir / "log" / "observer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ckpt.agent.process.launch import RESERVE, template
+from holdfast.base.environment import Variable
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class AgentTemplate:
     async def run(self) -> None:
         """Replaces a template that ends. The longer it ran, the sooner."""
         pause_s = _FIRST_PAUSE_S
-        environment = os.environ | {"HOLDFAST_RAM_DIR": str(self._ram_dir)} | RESERVE
+        environment = os.environ | {Variable.RAM_DIR: str(self._ram_dir)} | RESERVE
         while True:
             since_s = time.monotonic()
             try:

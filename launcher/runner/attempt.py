@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt.agent.process.launch import PID_FILE
+from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, environment_of, handles
 from launcher.connections.channel import Message
 from launcher.env.fabric import fabric_environment
@@ -134,7 +135,7 @@ class NodeAttempt:
         self._modules.unlink(missing_ok=True)
         self._environment = {}
         if _learns(spec) and not self._workers.has_learned:
-            env["HOLDFAST_MODULES"] = str(self._modules)
+            env[Variable.MODULES] = str(self._modules)
             self._environment = env
         if message["agent"]:
             self._watch = Watch(attempt, message["node_rank"], self._config.ram_dir, self._send, self._patience)
@@ -372,11 +373,11 @@ class NodeAttempt:
         for file in self._config.ram_dir.glob(PID_FILE.format(pid="[0-9]*")):
             pid = int(file.stem.partition("-")[2])
             environment = environment_of(pid)
-            if environment.get("HOLDFAST_RUN_ID") != self._config.run_id or environment.get("HOLDFAST_ROLE") != "agent":
+            if environment.get(Variable.RUN_ID) != self._config.run_id or environment.get(Variable.ROLE) != "agent":
                 file.unlink(missing_ok=True)  # the process has ended
-            elif int(environment.get("HOLDFAST_RESTART_COUNT", "0")) > self._config.restart_count:
+            elif int(environment.get(Variable.RESTART_COUNT, "0")) > self._config.restart_count:
                 continue
-            elif (environment.get("HOLDFAST_ATTEMPT"), environment.get("HOLDFAST_GENERATION", "0")) != spared:
+            elif (environment.get(Variable.ATTEMPT), environment.get(Variable.GENERATION, "0")) != spared:
                 found.append(pid)
         return found
 

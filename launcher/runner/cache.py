@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-VARIABLE = "HOLDFAST_CACHE_DIR"
-_DISK = "HOLDFAST_DISK_DIR"  # the prolog makes this directory on the node's own disk, for this user
+from holdfast.base.environment import Variable
 
 
 def cache_dir(node: str, env: Mapping[str, str]) -> Path:
@@ -22,8 +21,8 @@ def cache_dir(node: str, env: Mapping[str, str]) -> Path:
         env: the node's environment, as it was at submission: HOLDFAST_CACHE_DIR is the directory above. Default: the
             user's directory on the node's own disk, which the prolog makes, or one for temporary files.
     """
-    if given := env.get(VARIABLE):
+    if given := env.get(Variable.CACHE_DIR):
         return Path(given) / node
-    disk = env.get(_DISK)
+    disk = env.get(Variable.DISK_DIR)
     above = Path(disk) if disk else Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     return above / "cache" / node

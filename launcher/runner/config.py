@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.base.environment import Variable
 from launcher.env import failure_domains
 from launcher.errors import UsageError
 from launcher.runner.memory import memory_of
-
-ALLOCATION = "HOLDFAST_ALLOCATION"  # the booster's own allocation; only set in boosters
-MACHINE_GPUS = "HOLDFAST_MACHINE_GPUS"  # the GPUs that all nodes of the local cluster share; only set there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +49,26 @@ class RunnerConfig:
 
         In a Slurm step, Slurm gives the node's name.
         """
-        if "HOLDFAST_SUPERVISOR" not in env:
+        if Variable.SUPERVISOR not in env:
             raise UsageError(
-                "HOLDFAST_SUPERVISOR is not set: runners are started by a job's supervisor, see `holdfast run`"
+                f"{Variable.SUPERVISOR} is not set: runners are started by a job's supervisor, see `holdfast run`"
             )
-        host, _, port = env["HOLDFAST_SUPERVISOR"].rpartition(":")
+        host, _, port = env[Variable.SUPERVISOR].rpartition(":")
         if not port.isdecimal():
-            raise UsageError(f"HOLDFAST_SUPERVISOR={env['HOLDFAST_SUPERVISOR']!r:.200}, expected HOST:PORT")
-        node = env.get("HOLDFAST_NODE") or env["SLURMD_NODENAME"]
-        run_id, booster = env["HOLDFAST_RUN_ID"], env.get(ALLOCATION)
+            raise UsageError(f"{Variable.SUPERVISOR}={env[Variable.SUPERVISOR]!r:.200}, expected HOST:PORT")
+        node = env.get(Variable.NODE) or env["SLURMD_NODENAME"]
+        run_id, booster = env[Variable.RUN_ID], env.get(Variable.ALLOCATION)
         return cls(
             run_id=run_id,
             node=node,
-            ram_dir=Path(env.get("HOLDFAST_RAM_DIR") or memory_of(run_id, booster)),
-            job_dir=Path(env["HOLDFAST_JOB_DIR"]),
+            ram_dir=Path(env.get(Variable.RAM_DIR) or memory_of(run_id, booster)),
+            job_dir=Path(env[Variable.JOB_DIR]),
             host=host,
             port=int(port),
-            parent_pid=int(env["HOLDFAST_SUPERVISOR_PID"]) if "HOLDFAST_SUPERVISOR_PID" in env else None,
-            restart_count=int(env["HOLDFAST_RESTART_COUNT"]),
+            parent_pid=int(env[Variable.SUPERVISOR_PID]) if Variable.SUPERVISOR_PID in env else None,
+            restart_count=int(env[Variable.RESTART_COUNT]),
             allocation=booster or env.get("SLURM_JOB_ID") or "local",
             is_booster=booster is not None,
-            machine_gpus=tuple(env[MACHINE_GPUS].split(",")) if MACHINE_GPUS in env else None,
+            machine_gpus=tuple(env[Variable.MACHINE_GPUS].split(",")) if Variable.MACHINE_GPUS in env else None,
             switches=failure_domains.from_environment(env),
         )

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from holdfast.base.environment import Variable
 from launcher.errors import LauncherError
 
 MEMORY_ROOT = Path("/dev/shm")
@@ -63,7 +64,7 @@ def is_looked_after(path: Path, env: Mapping[str, str]) -> bool:
         path: the node's memory directory.
         env: this process's environment, in which Slurm's TaskProlog hook has set the job's memory directory.
     """
-    looked_after = env.get("HOLDFAST_MEMORY_DIR")
+    looked_after = env.get(Variable.MEMORY_DIR)
     return looked_after is not None and path.is_relative_to(looked_after)
 
 

@@ -24,11 +24,11 @@ from holdfast.base.processes import die_with_parent
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.host_addresses import own_addresses
 from launcher.connections.messages import TO_RUNNER
+from launcher.core.liveness import SUSPECT_S
 from launcher.errors import LauncherError, UsageError
 from launcher.job.jobfile import JobSpec, read_job
 from launcher.job.run_liveness import verdict
 from launcher.leadership.succession import Succession
-from launcher.leadership.terms import SUSPECT_S
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
 from launcher.runner.memory import (
@@ -52,7 +52,7 @@ FENCE_S = 10.0
 LEAVE_S = 120.0
 HEALTH_LOOK_S = 5.0  # between two looks at the node's verdict
 
-_RECONNECT_S = 0.5
+RECONNECT_EVERY_S = 0.5
 _LOOK_S = 0.2
 _LONGEST_LOOK_S = 2.0  # the process may have stood still, so a longer time between two looks counts as this
 _SECRET_TIMEOUT_S = 5.0
@@ -114,7 +114,7 @@ class Runner:
                         await self._succession.abandon()
                     return
                 if not self._leaving:
-                    await self._until_another_rules(rules, _RECONNECT_S)
+                    await self._until_another_rules(rules, RECONNECT_EVERY_S)
         finally:
             warm.cancel()
             looking.cancel()

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.environment import Variable
 from holdfast.base.processes import handles, open_memfd, state_of, status_of
 from slurm import SlurmError
 from slurm.command import run
@@ -55,7 +56,7 @@ def answer_stack_requests() -> None:
     faulthandler.register(STACK_SIGNAL, file=_memory, all_threads=True, chain=False)
     # Needed if Yama allows only descendants to be traced (Ubuntu's default): py-spy is the runner's child.
     with contextlib.suppress(KeyError, ValueError):
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(os.environ["HOLDFAST_RUNNER_PID"]), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, int(os.environ[Variable.RUNNER_PID]), 0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from holdfast.base.environment import Variable
+
 _ID_CHARS = 128  # at most, of an id of Weights & Biases
 
 
@@ -17,7 +19,7 @@ def tracker_variables(environment: Mapping[str, str]) -> dict[str, str]:
     Args:
         environment: of the worker, with RANK and HOLDFAST_RUN_ID.
     """
-    run_id = environment.get("HOLDFAST_RUN_ID")
+    run_id = environment.get(Variable.RUN_ID)
     if run_id is None or environment.get("RANK") != "0" or "WANDB_SWEEP_ID" in environment:
         return {}
     run = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id)[:_ID_CHARS]

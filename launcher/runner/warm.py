@@ -43,6 +43,7 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
     raise
 
 from ckpt.agent.process.launch import PYTHON
+from holdfast.base.environment import Variable
 from holdfast.base.processes import adopt_orphans, die_with_parent
 from launcher.diagnosis.rules import telling
 from launcher.runner import extensions, learned
@@ -74,7 +75,7 @@ Report = Callable[[dict[str, Any]], None]
 
 def main() -> None:
     """Serves tasks until stdin closes."""
-    die_with_parent(int(os.environ["HOLDFAST_RUNNER_PID"]))
+    die_with_parent(int(os.environ[Variable.RUNNER_PID]))
     for ending in ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # the runner blocked them while torch was loaded

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import Board, CheckpointError, Monitor
+from holdfast.base.environment import Variable
 from holdfast.base.processes import environment_of, state_of
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class Watch:
         """Whether this is the agent of the followed generation, as far as can be seen. A killed agent still listens for
         a moment without an environment, because the kernel frees a process's memory before its files.
         """
-        return not pid or environment_of(pid).get("HOLDFAST_GENERATION", "0") == str(self.generation)
+        return not pid or environment_of(pid).get(Variable.GENERATION, "0") == str(self.generation)
 
     def _read_monitor(self) -> None:
         monitor = self._monitor

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt.agent.process.launch import PYTHON
+from holdfast.base.environment import Variable
 from holdfast.base.processes import descendants, end_all, session_pids
 from launcher.runner.script import ENDING_SIGNALS
 
@@ -63,7 +64,7 @@ class Workers:
         while True:
             # A script that asks submitit for its job must not find the supervisor's.
             environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBMITIT_")}
-            environment |= {**variables, "HOLDFAST_RUNNER_PID": str(os.getpid())}
+            environment |= {**variables, Variable.RUNNER_PID: str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # until the process ignores them
             try:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
+from holdfast.base.environment import Variable
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError
 from launcher.job.jobfile import read_job
 from launcher.job.run_id import base_job
-from launcher.runner.config import ALLOCATION
 from slurm import JobEnvironment, Slurm, SlurmError
 
 
@@ -30,10 +30,10 @@ def runners_srun(job: JobEnvironment, job_dir: Path, in_container: list[str]) ->
 def base_is_over(slurm: Slurm, env: Mapping[str, str]) -> bool:
     """Whether the start of the base to which this booster belongs has certainly ended."""
     try:
-        base = slurm.job(base_job(env["HOLDFAST_RUN_ID"]))
+        base = slurm.job(base_job(env[Variable.RUN_ID]))
     except SlurmError:
         return False  # if the base has ended, the runners find no supervisor and end
-    return base is None or base.state != "RUNNING" or base.restarts != int(env["HOLDFAST_RESTART_COUNT"])
+    return base is None or base.state != "RUNNING" or base.restarts != int(env[Variable.RESTART_COUNT])
 
 
 def main() -> int:
@@ -42,12 +42,12 @@ def main() -> int:
     if base_is_over(Slurm(), env):
         return 0
     try:
-        job, job_dir = JobEnvironment.from_env(env), Path(env["HOLDFAST_JOB_DIR"])
+        job, job_dir = JobEnvironment.from_env(env), Path(env[Variable.JOB_DIR])
         argv = runners_srun(job, job_dir, of_the_steps(read_job(job_dir).slurm, job_dir))
     except (LauncherError, SlurmError) as error:
         print(f"holdfast: error: {error}", file=sys.stderr)
         return 1
-    env[ALLOCATION] = str(job.job_id)
+    env[Variable.ALLOCATION] = str(job.job_id)
     os.execvp(argv[0], argv)
 
 

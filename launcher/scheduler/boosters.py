@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ckpt.agent.process.launch import PYTHON, outside_our_step
+from holdfast.base.environment import PREFIX
 from launcher.core.boosters import PREEMPTED
 from launcher.core.inputs import AllocationState
 from launcher.env.containers import of_the_batch
@@ -71,7 +72,7 @@ class SlurmBoosters:
             SlurmError: Slurm refuses or does not answer. It may have the job nevertheless.
         """
         # This process' HOLDFAST_* variables are for the base only, for example the path of its memory directory.
-        env = {name: value for name, value in outside_our_step(os.environ).items() if not name.startswith("HOLDFAST_")}
+        env = {name: value for name, value in outside_our_step(os.environ).items() if not name.startswith(PREFIX)}
         script = self.script(nodes, exclude)
         for name in overriding(env, script, _OWNED):
             del env[name]

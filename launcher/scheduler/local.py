@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import ckpt.agent.process.launch as agent_launch
+from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, pids_with_environment
 from launcher.core.inputs import AllocationState
 from launcher.core.stop_reasons import StopReason
@@ -18,7 +19,6 @@ from launcher.errors import UsageError
 from launcher.job import gpus, run_liveness
 from launcher.job.jobfile import JobSpec
 from launcher.job.run_id import local_run_id
-from launcher.runner.config import ALLOCATION, MACHINE_GPUS
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
 from launcher.scheduler.child_process import ChildProcess
 from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
@@ -86,8 +86,8 @@ class LocalCluster:
             argv += [":"] * (index > 0) + ["-n", "1", "env", *own, *agent_launch.command(from_template=True)]
         mpi = agent_launch.environment(loopback=True) | _private_mpi(self._mpi_dir)
         own_environment = mpi | {
-            "HOLDFAST_RUN_ENDED": json.dumps(run_liveness.command()),
-            "HOLDFAST_RUN_PID": str(os.getpid()),
+            Variable.RUN_ENDED: json.dumps(run_liveness.command()),
+            Variable.RUN_PID: str(os.getpid()),
         }
         return await ChildProcess.start(argv, {**environment, **own_environment}, log_path)
 
@@ -96,7 +96,7 @@ class LocalCluster:
         allocation, first = f"local-{len(self._boosters) + 1}", len(self._runners)
         self._boosters[allocation] = names = [f"node{first + index}" for index in range(nodes)]
         for node in names:
-            self._runners[node] = await self._start_runner(node, {**environment, ALLOCATION: allocation})
+            self._runners[node] = await self._start_runner(node, {**environment, Variable.ALLOCATION: allocation})
         return allocation
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
@@ -151,7 +151,7 @@ class LocalCluster:
 
     async def close(self) -> None:
         await asyncio.gather(*(runner.end(_CLOSE_TIMEOUT_S) for runner in self._runners.values()))
-        await end_all(lambda: pids_with_environment({"HOLDFAST_RUN_ID": self.run_id}), _CLOSE_TIMEOUT_S)
+        await end_all(lambda: pids_with_environment({Variable.RUN_ID: self.run_id}), _CLOSE_TIMEOUT_S)
         remove_memory_dir(self._mpi_dir)
 
     async def forget(self, nodes: Collection[str]) -> None:
@@ -159,18 +159,18 @@ class LocalCluster:
             remove_memory_dir(memory_dir(self.run_id, node))
 
     async def _start_runner(self, node: str, environment: Mapping[str, str]) -> ChildProcess:
-        own = self._node_environment(node) | {"HOLDFAST_SUPERVISOR_PID": str(os.getpid())}
+        own = self._node_environment(node) | {Variable.SUPERVISOR_PID: str(os.getpid())}
         if visible := gpus.visible():
-            own[MACHINE_GPUS] = ",".join(visible)
+            own[Variable.MACHINE_GPUS] = ",".join(visible)
         log_path = self._job_dir / "log" / f"runner-{node}.log"
         argv = (*agent_launch.PYTHON, "-m", "launcher.runner")
         return await ChildProcess.start(argv, {**environment, **own}, log_path)
 
     def _pids(self, node: str) -> list[int]:
-        return pids_with_environment({"HOLDFAST_RUN_ID": self.run_id, "HOLDFAST_NODE": node})
+        return pids_with_environment({Variable.RUN_ID: self.run_id, Variable.NODE: node})
 
     def _node_environment(self, node: str) -> dict[str, str]:
-        return {"HOLDFAST_NODE": node, "HOLDFAST_RAM_DIR": str(memory_dir(self.run_id, node))}
+        return {Variable.NODE: node, Variable.RAM_DIR: str(memory_dir(self.run_id, node))}
 
 
 def kill_node(job_dir: Path, node: str) -> list[int]:
@@ -186,7 +186,7 @@ def kill_node(job_dir: Path, node: str) -> list[int]:
     run_id = local_run_id(job_dir)
 
     def find() -> list[int]:
-        return pids_with_environment({"HOLDFAST_RUN_ID": run_id, "HOLDFAST_NODE": node})
+        return pids_with_environment({Variable.RUN_ID: run_id, Variable.NODE: node})
 
     pids = find()
     asyncio.run(end_all(find, _KILL_NODE_TIMEOUT_S))

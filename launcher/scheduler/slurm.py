@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
+from holdfast.base.environment import Variable
 from launcher.core.stop_reasons import StopReason
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
@@ -36,7 +37,6 @@ from launcher.job import run_liveness
 from launcher.job.jobfile import JobSpec
 from launcher.job.run_id import slurm_run_id
 from launcher.leadership.requeue import requeue
-from launcher.runner.config import ALLOCATION
 from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
 from launcher.scheduler.boosters import SlurmBoosters
 from launcher.scheduler.child_process import Adopted, ChildProcess
@@ -167,7 +167,7 @@ class SlurmCluster:
     ) -> AgentsHandle:
         jobs = {node: allocations.get(node, self.allocation) for node in (*nodes, *holders)}
         ram_dir = str(memory_of(self.run_id))
-        own = agent_launch.environment() | {"HOLDFAST_RAM_DIR": ram_dir}
+        own = agent_launch.environment() | {Variable.RAM_DIR: ram_dir}
         tasks: list[str] = []
         if {*jobs.values()} == {self.allocation} and "pmix" in await asyncio.to_thread(lambda: self._mpi_types):
             argv = agent_launch.srun_world(self._job_id, [*jobs], *self._in_container)
@@ -178,7 +178,7 @@ class SlurmCluster:
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
         argv += agent_launch.command(from_template=True)
-        own["HOLDFAST_RUN_ENDED"] = json.dumps(run_liveness.command())
+        own[Variable.RUN_ENDED] = json.dumps(run_liveness.command())
         self._launches = await asyncio.to_thread(Launches, log_path, tasks)
         self._agents = await ChildProcess.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
@@ -417,8 +417,8 @@ class SlurmCluster:
     def _of_allocation(self, job: str) -> dict[str, str]:
         """The variables of agents that differ between allocations."""
         if job == self.allocation:
-            return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id))}
-        return {"HOLDFAST_RAM_DIR": str(memory_of(self.run_id, job)), ALLOCATION: job}
+            return {Variable.RAM_DIR: str(memory_of(self.run_id))}
+        return {Variable.RAM_DIR: str(memory_of(self.run_id, job)), Variable.ALLOCATION: job}
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
         return agent_launch.srun(self._job_id, nodes, *self._in_container, *options)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 
 from holdfast.base.disk_read import DiskRead
+from holdfast.base.environment import Variable
 from launcher.core.commands import AdoptAgents, StartAgents
 from launcher.core.inputs import AgentsEnded, Input, LaunchEnded
 from launcher.env import failure_domains
@@ -97,11 +98,11 @@ class Processes:
             switches = failure_domains.switches_of(self._cluster.topology, nodes)
             own = attempt_environment(self._spec, self._cluster.run_id, self._job_dir, number, nodes, switches)
             environment = {**self._spec.env, **own}  # agents need the workers' credentials and proxies for storage
-            environment |= {"HOLDFAST_ROLE": "agent", "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count)}
+            environment |= {Variable.ROLE: "agent", Variable.RESTART_COUNT: str(self._cluster.restart_count)}
             if command.holders:
-                environment["HOLDFAST_HOLDERS"] = ",".join(command.holders)
+                environment[Variable.HOLDERS] = ",".join(command.holders)
             if command.generation:
-                environment["HOLDFAST_GENERATION"] = str(command.generation)
+                environment[Variable.GENERATION] = str(command.generation)
             log_path = self._job_dir / "log" / f"attempt-{number}" / "agents.log"
             try:
                 handle = await self._cluster.start_agents(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.environment import Variable
 from launcher.connections.host_addresses import ranges
 from launcher.connections.links import LEAVE, Links
 from launcher.core import begin, decide, inputs
@@ -154,10 +155,10 @@ class Supervisor:
         self._links.term = self._events.term = self._leadership.term
         self._processes.environment = self._allocations.environment = {
             **self._spec.env,
-            "HOLDFAST_RUN_ID": self._cluster.run_id,
-            "HOLDFAST_JOB_DIR": str(self._job_dir),
-            "HOLDFAST_RESTART_COUNT": str(self._cluster.restart_count),
-            "HOLDFAST_SUPERVISOR": f"{self._cluster.host}:{port}",
+            Variable.RUN_ID: self._cluster.run_id,
+            Variable.JOB_DIR: str(self._job_dir),
+            Variable.RESTART_COUNT: str(self._cluster.restart_count),
+            Variable.SUPERVISOR: f"{self._cluster.host}:{port}",
             **failure_domains.to_environment(self._switches),
         }
         if self._take_over is not None:  # readers ignore later lines of the previous supervisor

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lifecycle.health.collective import CHECKED_NODE
+from holdfast.base.environment import Variable
 from slurm.records import Job, Node
 from slurm.topology import Topology
 
@@ -48,7 +48,7 @@ def neighbours(node: Node, nodes: Sequence[Node], topology: Topology) -> list[st
 def script(node: str, check: Sequence[str]) -> str:
     """The script that runs the check between these nodes for one of them. `is_unfit` judges its exit code."""
     return _SCRIPT.format(
-        variable=CHECKED_NODE,
+        variable=Variable.CHECKED_NODE,
         node=node,
         check=shlex.join(check),
         folder=PAIRS_LOG.parent,

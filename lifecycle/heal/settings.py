@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from holdfast.base.environment import Variable
 from holdfast.settings.keys import key
 from holdfast.settings.validation import validated
 from holdfast.settings.yaml_file import MAX_FILE_BYTES, parse_yaml, settings_of
@@ -59,7 +60,7 @@ class HealSettings:
     )
     check_pairs: tuple[str, ...] = key(
         "The check between nodes, run in a job of the node and up to two idle neighbours, with the node's name in "
-        "HOLDFAST_CHECKED_NODE; an empty list runs none.",
+        f"{Variable.CHECKED_NODE}; an empty list runs none.",
         default=(*_OURS, "node", "check", "--only", "allreduce_pairs"),
         derived="`holdfast node check --only allreduce_pairs`",
         expected="a word of the command, the program first",

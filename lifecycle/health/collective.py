@@ -17,15 +17,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from holdfast.base.environment import Variable
 from lifecycle.health import allreduce as program
 from lifecycle.health.check import CannotObserve, CheckedNode, Level, NotHere, check
 from lifecycle.health.finding import Finding, critical, ok, warning
 from lifecycle.instance import Expected
 from slurm.command import CommandError
 from slurm.hostlist import expand
-
-CHECKED_NODE = "HOLDFAST_CHECKED_NODE"
-"""Environment variable: the Slurm node to judge; the other nodes are only for comparison."""
 
 _ENOUGH = 0.8  # part of the site's own figure
 # Part of what the better pairs reach, if there is no such figure: shared networks differ by more than 0.8.
@@ -157,8 +155,8 @@ def judge_pairs(
     """Judges the pairs: ok if none failed, none is much slower than the others or the site's figure, and none avoids
     EFA.
 
-    To judge a single node (CHECKED_NODE): it is critical only if it is in every bad pair and no other node is, because
-    its neighbours have done well without it.
+    To judge a single node (HOLDFAST_CHECKED_NODE): it is critical only if it is in every bad pair and no other node is,
+    because its neighbours have done well without it.
 
     Raises:
         CannotObserve: no pair gave a result.
@@ -178,7 +176,7 @@ def judge_pairs(
         return _judge_alike(results, least, expected, node)
     told = "; ".join(f"{'-'.join(pair)}: {why}" for pair, why in bad.items())
     suspects = _in_all(list(bad))
-    checked = node.environment.get(CHECKED_NODE)
+    checked = node.environment.get(Variable.CHECKED_NODE)
     if checked and suspects != [checked]:
         return warning(told, expected, f"{checked} alone does not explain it: run the check with other neighbours")
     here = checked or node.environment.get("SLURMD_NODENAME") or os.uname().nodename

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from test_clusters_slurm import ENV, Scontrol, cluster
 
-from ckpt.agent.process.launch import JOBS, PYTHON
+from ckpt.agent.process.launch import PYTHON
+from holdfast.base.environment import Variable
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.job.booster_checks import require_booster
@@ -228,7 +229,9 @@ def test_agents_of_several_jobs_are_one_world_by_mpirun_with_the_memory_of_each(
     ((argv, environment),) = started
     assert argv[argv.index("--host") + 1] == "n1:1,n2:1,n4:1"
     assert environment["HOLDFAST_RAM_DIR"].endswith("/slurm-big-7")
-    assert json.loads(environment[JOBS])["nodes"]["8"] == ["n4"] and "/slurm-big-8" in environment[JOBS]
+    assert (
+        json.loads(environment[Variable.JOBS])["nodes"]["8"] == ["n4"] and "/slurm-big-8" in environment[Variable.JOBS]
+    )
 
 
 @pytest.mark.parametrize("lacking", ["mpirun", "host"])

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from launcher.connections import links
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.links import LEAVE, Links
+from launcher.core import liveness
 from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, NodeWarm, Terminated
 
 SECRET = b"secret"
@@ -149,8 +149,8 @@ def test_a_runner_of_another_start_of_the_job_does_not_take_its_nodes_place(
 
 def test_connections_that_close_while_the_supervisor_stands_still_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent meanwhile arrives in order; a runner that does not come back is lost."""
-    monkeypatch.setattr(links, "SUSPECT_S", 0.2)
-    monkeypatch.setattr(links, "RETURN_S", 0.5)
+    monkeypatch.setattr(liveness, "SUSPECT_S", 0.2)
+    monkeypatch.setattr(liveness, "RETURN_S", 0.5)
 
     async def scene() -> None:
         runners = Runners(5)

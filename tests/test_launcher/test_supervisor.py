@@ -20,7 +20,7 @@ from waiting import until
 
 from ckpt import Board
 from holdfast.base.processes import pids_with_environment, state_of
-from launcher.connections.links import SILENCE_S
+from launcher.core.liveness import SILENCE_S
 from launcher.core.replay import History, replay
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, parse_event, read_events

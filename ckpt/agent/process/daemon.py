@@ -16,18 +16,19 @@ import signal
 import subprocess
 import sys
 
-from ckpt.agent.process.launch import JOBS, SIGNALS, blocked, srun
+from ckpt.agent.process.launch import SIGNALS, blocked, srun
+from holdfast.base.environment import Variable
 
 _RUNS = "holdfast: the daemon runs"
 
 
 def main() -> int:
     host, *words = sys.argv[1:]
-    jobs = json.loads(os.environ[JOBS])
+    jobs = json.loads(os.environ[Variable.JOBS])
     job = next(job for job, nodes in jobs["nodes"].items() if host in nodes)
     environment = jobs["environments"][job]
     # quoted as ssh would pass it to a shell
-    command = " ".join(words).replace(jobs["session_dir"], environment["HOLDFAST_RAM_DIR"])
+    command = " ".join(words).replace(jobs["session_dir"], environment[Variable.RAM_DIR])
     # The daemon would end with all agents of the world too. bash keeps the mask; dash empties it.
     program = blocked(["bash", "-c", f"echo '{_RUNS}'; {command}"])
     return _run_until_up([*srun(job, [host], "--mpi=none", "--gres=none"), *program], {**os.environ, **environment})

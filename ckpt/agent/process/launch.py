@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt.agent.process.shim import SOCKET
+from holdfast.base.environment import Variable
 
 # For Holdfast's programs. -P: a module in the working directory, such as a user's ckpt.py, must not hide Holdfast's.
 PYTHON = (sys.executable, "-P")
@@ -23,12 +24,11 @@ _BLOCKED = (
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 UNTIL_UNUSED = "--until-unused"
-JOBS = "HOLDFAST_JOBS"
 # one for each agent, in the memory directory: finds agents without a look at every process of the node
 PID_FILE = "agent-{pid}.pid"
 _SHIM = Path(__file__).with_name("shim.py")
 # reserves space in /proc/PID/environ of forked agents, which cannot be larger than the template's own
-RESERVE = {"HOLDFAST_RESERVE": 4096 * "-"}
+RESERVE = {Variable.RESERVE: 4096 * "-"}
 
 # Variables with which sbatch passes the job's GPUs to srun. Without them a step has all that the job has on each node,
 # however it was requested. With them a step without GPUs fails (seen on 22.05).
@@ -146,7 +146,7 @@ def mpirun_over_srun(
     for node, job in jobs.items():
         nodes.setdefault(job, []).append(node)
     own = {job: dict(environment) for job, environment in environments.items()}
-    return argv, {JOBS: json.dumps({"nodes": nodes, "environments": own, "session_dir": session_dir})}
+    return argv, {Variable.JOBS: json.dumps({"nodes": nodes, "environments": own, "session_dir": session_dir})}
 
 
 def outside_our_step(env: Mapping[str, str]) -> dict[str, str]:

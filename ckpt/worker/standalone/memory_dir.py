@@ -20,6 +20,7 @@ from ckpt.format.atomic_files import MEMORY_ROOT, dump_json, private_directory
 from ckpt.format.file_lock import locked
 from ckpt.format.line import Owner
 from ckpt.tiers.posix import SharedTier
+from holdfast.base.environment import Variable
 from holdfast.base.files import durable_write
 
 LOG = "agent.log"
@@ -103,7 +104,7 @@ def _root() -> Path:
 def our_owner() -> Owner:
     """This user and script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    return owner_of({"HOLDFAST_SCRIPT": os.path.abspath(script)} if script else {})
+    return owner_of({Variable.SCRIPT: os.path.abspath(script)} if script else {})
 
 
 def lock_directory(ram_dir: Path, config: CheckpointConfig) -> int:
@@ -144,7 +145,7 @@ def start_agents(
     argv: Sequence[str], place: Place, config: CheckpointConfig, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts the agents of a place with an environment, to which it adds the variables that a launcher would set."""
-    variables = {**environment_of(place, config), "HOLDFAST_RUN_PID": str(os.getpid())}
+    variables = {**environment_of(place, config), Variable.RUN_PID: str(os.getpid())}
     with open(place.ram_dir / LOG, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as log:
         return subprocess.Popen(
             argv, env={**env, **variables}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
