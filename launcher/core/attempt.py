@@ -26,7 +26,6 @@ from launcher.core.rungs import Rung
 from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm, Stage
 from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
-from launcher.diagnosis import find_cause
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full or fail over for a while
 START_TIMEOUT_S = 300.0  # until workers run on all nodes; a cold import of torch from a shared file system is slow
@@ -425,8 +424,7 @@ def _why_absent(turn: Turn, node: str) -> str:
 
 
 def _cause_window_s(attempt: Attempt) -> float:
-    is_secondary = find_cause(attempt.failures, attempt.evidence).is_secondary
-    return SECONDARY_CAUSE_WINDOW_S if is_secondary else CAUSE_WINDOW_S
+    return CAUSE_WINDOW_S if attempt.is_clear else SECONDARY_CAUSE_WINDOW_S
 
 
 def _stall(turn: Turn) -> Stall | None:

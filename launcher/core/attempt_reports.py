@@ -27,6 +27,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.state import AttemptPhase
 from launcher.core.turn import Turn
+from launcher.diagnosis import find_cause
 
 # Nodes
 
@@ -98,9 +99,16 @@ def on_workers_ended(turn: Turn, given: WorkersEnded) -> None:
     fault_s = turn.now_s if attempt.fault_s is None else attempt.fault_s
     evidence = attempt.evidence.insert(given.node, given.evidence)
     failures = (*attempt.failures, *given.failures)
-    turn.attempt = replace(turn.attempt, failures=failures, evidence=evidence, fault_s=fault_s)
+    is_clear = attempt.is_clear or _is_clear(given)
+    turn.attempt = replace(turn.attempt, failures=failures, evidence=evidence, is_clear=is_clear, fault_s=fault_s)
     if not given.failures:
         turn.add_fault(Fault(kind=FaultKind.PROCESS_EXIT, node=given.node, reason=f"{given.node}: {given.reason}"))
+
+
+def _is_clear(given: WorkersEnded) -> bool:
+    """Judged once for each report, because thousands may come within the wait for the cause."""
+    found = find_cause(given.failures, {given.node: given.evidence}) if given.failures else None
+    return found is not None and not found.is_secondary
 
 
 def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:

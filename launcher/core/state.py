@@ -245,6 +245,7 @@ class Attempt:
         without_handler: nodes without agents whose workers were asked to stop but do not handle SIGTERM.
         failures: workers that ended with another exit code.
         evidence: what the nodes of these workers saw.
+        is_clear: whether one of them did not fail as the consequence of another failure.
         faults: other causes of the attempt's end, the decisive one first.
         fault_s: time at which the first was noticed.
         recorded: number of recorded faults.
@@ -273,6 +274,7 @@ class Attempt:
     without_handler: HashTrieSet[str] = field(default_factory=HashTrieSet)
     failures: tuple[WorkerFailure, ...] = ()
     evidence: HashTrieMap[str, NodeEvidence] = field(default_factory=HashTrieMap)
+    is_clear: bool = False
     faults: tuple[Fault, ...] = ()
     fault_s: float | None = None
     recorded: int = 0

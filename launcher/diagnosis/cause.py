@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.diagnosis.rules import UNKNOWN, Domain, FaultClass, Rule, rule_for
+from launcher.diagnosis.match import rule_for
+from launcher.diagnosis.rules import UNKNOWN, Domain, FaultClass, Rule
 
 _WORDS_CHARS = 500
 _PROOF_CHARS = 300

@@ -7,7 +7,6 @@ A rule says `certain` only if the same program on the same data fails again in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -351,25 +350,3 @@ EXCEPTION = Rule(
     advice="read the traceback: an exception of the script ended it",
     source="",
 )
-
-
-def rule_for(lines: Iterable[str]) -> tuple[Rule, str]:
-    """The first rule of the table that matches, and the line that proves it.
-
-    Of several lines that match one rule, the last proves it: exceptions end with what was raised.
-
-    Args:
-        lines: what is known, oldest first.
-    """
-    known = [line for line in lines if line.strip()]
-    for rule in (*RULES, EXCEPTION):
-        for line in reversed(known):
-            if rule.pattern.search(line):
-                return rule, line.strip()
-    return UNKNOWN, known[-1].strip() if known else ""
-
-
-def telling(lines: Iterable[str], most: int) -> list[str]:
-    """The last lines that a rule of the table knows, oldest first."""
-    known = [line.strip() for line in lines if any(rule.pattern.search(line) for rule in RULES)]
-    return known[-most:]

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnosis.rules import telling
+from launcher.diagnosis.match import telling
 
 _KMSG = Path("/dev/kmsg")
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -45,7 +45,7 @@ except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.environment import Variable
 from holdfast.base.processes import adopt_orphans, die_with_parent
-from launcher.diagnosis.rules import telling
+from launcher.diagnosis.match import telling
 from launcher.runner import extensions, learned
 from launcher.runner.last_words import LastWords, end_of
 from launcher.runner.learned import Learned

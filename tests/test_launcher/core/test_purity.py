@@ -27,6 +27,7 @@ ALLOWED = {
     "collections.abc",
     "dataclasses",
     "enum",
+    "functools",  # for the memo of a pure function
     "itertools",
     "math",
     "re",

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from launcher.diagnosis import Domain, FaultClass, NodeEvidence, WorkerFailure, find_cause
+from launcher.diagnosis.match import telling
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:1"
 WATCHDOG = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)"
@@ -87,3 +88,12 @@ def test_an_exit_code_alone_tells_the_signal(code: int, found: FaultClass) -> No
     cause = find_cause([failed(0, None, code=code)])
     assert cause.diagnosis.fault_class is found
     assert bool(cause.diagnosis.proof) is (found is not FaultClass.UNKNOWN)
+
+
+def test_of_a_log_the_last_lines_tell_and_the_frames_of_a_stack_do_not_count() -> None:
+    frames = [f"frame #{number}: c10::Error::Error + 0x57" for number in range(60)]
+    steps = [f"step {number}: loss 2.3" for number in range(30)]
+    assert telling(["NCCL WARN old: No route to host", *["step"] * 100], 8) == []
+    assert telling([*steps, f"  what():  {OOM}", *frames, '  File "train.py", line 7, in <module>'], 8) == [
+        f"what():  {OOM}"
+    ]
