@@ -71,7 +71,7 @@ def train(rank: int, step_s: float, controls: Controls) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
 
-    class Samples(IterableDataset):  # type: ignore[type-arg]
+    class Samples(IterableDataset):
         def __iter__(self) -> Iterator[torch.Tensor]:
             while True:
                 time.sleep(0.2 * step_s + controls.get(rank)[0])
@@ -168,8 +168,8 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
     print("|---|---|---|---|---|---|---|")
     for kind, each in results.items():
         good = [row for row in each if row[0]]
-        _, parts, took, factors = zip(*(good or [(False, False, 0, 0.0)]), strict=True)
-        cells = [kind, len(each), len(good), sum(parts), f"{median(took):.0f}", max(took), f"{median(factors):.2f}"]
+        _, parts, steps, factors = zip(*(good or [(False, False, 0, 0.0)]), strict=True)
+        cells = [kind, len(each), len(good), sum(parts), f"{median(steps):.0f}", max(steps), f"{median(factors):.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 
