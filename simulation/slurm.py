@@ -318,10 +318,11 @@ class Slurm:
         return found
 
     def why_terminated(self, error: str | None) -> StopReason:
-        """As launcher.scheduler.slurm: a job past its time limit is COMPLETING, as one that is cancelled."""
+        """As launcher.scheduler.slurm: a job past its time limit, or whose script failed, is COMPLETING, as a cancelled
+        one."""
         if error is not None:
             return StopReason.PREEMPTED
-        return StopReason.CANCEL if self.why == "timeout" else StopReason(self.why)
+        return StopReason.CANCEL if self.why in ("timeout", "failed") else StopReason(self.why)
 
     def time_left_s(self) -> float | None:
         return None if self.ends_s is None else max(0.0, self.ends_s - self._world.clock.now)

@@ -12,11 +12,11 @@ from history_kit import START, WHOLE, event, job_folder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from launcher.cli import main
+from launcher.core.outcomes import JobOutcome
 from launcher.history.status import STATES
 from launcher.history.view import state_style
 from launcher.report.facts import facts_of
 from launcher.report.metrics import ALERTS, GRAFANA, openmetrics
-from launcher.submission.job_control import OUTCOMES
 from lifecycle.heal.history import HealHistory
 from lifecycle.health.verdict import Verdict
 from lifecycle.metrics import of_checks, of_healing
@@ -84,7 +84,7 @@ def test_every_metric_and_label_of_a_query_is_in_the_output_of_a_job(
     verdict = Verdict(node="n1", time_s=1.0, boot_id="", level="quick", checks=checks)
     families += [*of_checks(verdict, "n1"), *of_healing(HealHistory(path=tmp_path), {"n1": "waits"}, 2.0)]
     labels: dict[str, set[str]] = {}
-    values: set[str] = set(OUTCOMES)
+    values: set[str] = set(JobOutcome)
     for family in families:
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
