@@ -10,7 +10,6 @@ from typing import Any
 from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Message
 from launcher.connections.messages import FROM_RUNNER
-from launcher.core.hang import RankStack
 from launcher.core.inputs import (
     AgentEnded,
     AgentLost,
@@ -36,6 +35,7 @@ from launcher.core.inputs import (
     WorkersStarted,
 )
 from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
 from launcher.diagnosis.slow_rank import RankTimes
 from launcher.history.steps import NodeSteps
@@ -200,7 +200,7 @@ def _log_rule(node: str, message: Message) -> Input:
 
 
 def _stacks(node: str, message: Message) -> Input:
-    stacks = tuple(RankStack.from_report(node, rank) for rank in message["ranks"])
+    stacks = tuple(RankFacts.from_report(node, rank) for rank in message["ranks"])
     return StacksTaken(node=node, attempt=message["attempt"], stacks=stacks)
 
 

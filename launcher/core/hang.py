@@ -1,4 +1,4 @@
-"""Detects whether the workers hang, and finds the rank at fault. Pure.
+"""Detects whether the workers hang. Pure.
 
 A script that reports its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs if the slowest rank makes no step within
 the timeout. The timeout is `restart.hang_timeout_s`. If that is not set, it is
@@ -19,11 +19,8 @@ Once a rank has ended, the others must end too, in any script. They hang if they
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.core.frozen import replace
 
@@ -35,10 +32,6 @@ REPEAT_FACTOR = 4.0
 
 _LONGEST = "({allowed:.0f} s allowed, the longest step took {longest:.1f} s)"
 _TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
-_SHOWN_RANKS = 4
-_COLLECTIVE_FILE = re.compile(r"/torch/distributed/")
-_COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward, a device for its kernels
-_STOPPED = ("T", "t")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,126 +149,3 @@ class Hang:
         if self.timeout_s is not None:
             return self.timeout_s
         return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStack:
-    """The position of one rank when the stacks were taken.
-
-    Attributes:
-        rank: the rank.
-        node: its node.
-        state: the kernel's state letter: R, S, D, T (stopped); "" if the process is gone.
-        boundary: number of step boundaries passed in this attempt; None if it reports none.
-        frames: its main thread's frames as "function (file:line)", innermost first; empty if it did not answer.
-    """
-
-    rank: int
-    node: str
-    state: str
-    boundary: int | None
-    frames: tuple[str, ...]
-
-    @classmethod
-    def from_report(cls, node: str, report: Mapping[str, Any]) -> RankStack:
-        """Parses an item of `ranks` in a runner's message "stacks"."""
-        return cls(
-            rank=report["rank"],
-            node=node,
-            state=report["state"],
-            boundary=report["boundary"],
-            frames=tuple(report["frames"]),
-        )
-
-    @property
-    def runs(self) -> bool:
-        return self.state not in ("", "Z", "X")
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.state in _STOPPED
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether it is inside a collective, according to its Python frames."""
-        for frame in self.frames:
-            if _COLLECTIVE_FILE.search(frame) or frame.startswith(_COLLECTIVE_FUNCTIONS):
-                return True
-            if "/torch/" not in frame:
-                break
-        return False
-
-    @property
-    def where(self) -> str:
-        """The innermost frame outside torch."""
-        outside = (frame for frame in self.frames if "/torch/" not in frame)
-        return next(outside, self.frames[0] if self.frames else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """The rank at fault, if one stands out.
-
-    Attributes:
-        stack: the stack of that rank; None if no rank stands out.
-        text: the reason in words.
-    """
-
-    stack: RankStack | None
-    text: str
-
-
-def suspect(stacks: Iterable[RankStack], nodes_unheard: Sequence[str] = ()) -> Suspicion:
-    """Finds the rank for which the others wait.
-
-    The checks, in order: a rank that is stopped; one that does not answer while others do; one outside the collective
-    in which others wait; one that has passed fewer step boundaries; one whose stack differs from most; one that has
-    ended.
-
-    Args:
-        stacks: the stacks of all ranks whose nodes answered.
-        nodes_unheard: nodes whose runners did not answer.
-    """
-    told = sorted(stacks, key=lambda stack: stack.rank)
-    ranks = [stack for stack in told if stack.runs]
-    found = _pick([s for s in ranks if s.is_stopped], ranks, "stopped by a signal (state T)")
-    found = found or _pick([s for s in ranks if not s.frames], ranks, "does not answer")
-    if not found and any(s.waits_for_others for s in ranks):
-        found = _pick([s for s in ranks if not s.waits_for_others], ranks, "not in the collective that others wait in")
-    found = found or _behind(ranks) or _differing(ranks)
-    if not found and len(ranks) == 1 and not ranks[0].waits_for_others:
-        found = _pick(ranks, ranks, "the only one that still runs")
-    found = found or _pick([s for s in told if not s.runs], told, "has ended before the others")
-    if nodes_unheard:
-        unheard = f"no stacks came from {','.join(nodes_unheard)}"
-        found = Suspicion(stack=found.stack, text=f"{found.text}; {unheard}") if found else None
-        return found or Suspicion(stack=None, text=unheard)
-    return found or Suspicion(stack=None, text="no single rank stands out")
-
-
-def _behind(ranks: Sequence[RankStack]) -> Suspicion | None:
-    boundaries = {s.boundary for s in ranks if s.boundary is not None}
-    if len(boundaries) < 2:
-        return None
-    return _pick([s for s in ranks if s.boundary == min(boundaries)], ranks, "behind the others by its steps")
-
-
-def _differing(ranks: Sequence[RankStack]) -> Suspicion | None:
-    places = Counter(s.frames[:1] for s in ranks)
-    if not places:
-        return None
-    common, count = places.most_common(1)[0]
-    if 2 * count <= len(ranks):
-        return None
-    return _pick([s for s in ranks if s.frames[:1] != common], ranks, "elsewhere than most")
-
-
-def _pick(picked: Sequence[RankStack], ranks: Sequence[RankStack], why: str) -> Suspicion | None:
-    """A suspicion; None if it fits no rank, or all of several ranks."""
-    if not picked or (len(picked) == len(ranks) > 1):
-        return None
-    first = picked[0]
-    at = f", in {first.where}" if first.where else f", state {first.state}" if first.state not in ("", "T", "t") else ""
-    others = [str(s.rank) for s in picked[1 : 1 + _SHOWN_RANKS]] + ["..."] * (len(picked) > 1 + _SHOWN_RANKS)
-    also = f"; so is rank {', '.join(others)}" if others else ""
-    return Suspicion(stack=first, text=f"rank {first.rank} on {first.node}: {why}{at}{also}")

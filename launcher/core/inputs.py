@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 
 from launcher.core.commands import Purpose
-from launcher.core.hang import RankStack
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
 from launcher.diagnosis.slow_rank import Straggler
 
@@ -294,7 +294,7 @@ class StacksTaken:
 
     node: str
     attempt: int
-    stacks: tuple[RankStack, ...]
+    stacks: tuple[RankFacts, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

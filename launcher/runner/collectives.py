@@ -28,12 +28,13 @@ from holdfast.base.processes import state_of
 
 # see launcher.runner.stacks.STACK_SIGNAL; it is sent only to processes in which a thread waits for it
 COLLECTIVES_SIGNAL = signal.SIGRTMAX - 3
-ANSWER_S = 2.0
+ANSWER_S = 4.0  # for a sign of life of the thread
+RECORDS_S = 4.0  # after it, for the records
 RECORDED = 2000  # entries; torch's own default from 2.11 on
 TOLD = 64  # newest entries of a process group that the runner is told
 
 _MEMFD = "holdfast-collectives"
-_HEAD = struct.Struct("<Q")  # the length of an answer
+_HEAD = struct.Struct("<Q")  # the length of a part of the answer: first one of 0 bytes, then the records
 _POLL_S = 0.02
 _SIZE, _OLD_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _RENAMED = (2, 11)  # the version of torch that reads _SIZE, and warns about _OLD_SIZE
@@ -119,8 +120,8 @@ async def ask(pid: int) -> dict[str, Any] | None:
     """In the runner: asks a worker for its collectives.
 
     Returns:
-        {"collectives": the newest TOLD of each group, oldest first, "groups": {name: {desc, ranks}}}; None if the
-        worker does not answer in ANSWER_S; {} if it is no process that answers such requests.
+        {"collectives": the newest TOLD of each group, oldest first, "groups": {name: {desc, ranks}}, "problem": why
+        there are none}; None if no Python thread of the worker answers; {} if it never answers such requests.
     """
     memory = _open_memory(pid)
     if memory is None:
@@ -131,34 +132,54 @@ async def ask(pid: int) -> dict[str, Any] | None:
         before = os.fstat(memory).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, COLLECTIVES_SIGNAL)
-        deadline_s = time.monotonic() + ANSWER_S
-        while time.monotonic() < deadline_s:
-            head = os.pread(memory, _HEAD.size, before)
-            if len(head) == _HEAD.size:
-                text = os.pread(memory, _HEAD.unpack(head)[0], before + _HEAD.size)
-                if len(text) == _HEAD.unpack(head)[0]:
-                    answer: dict[str, Any] = json.loads(text)
-                    return answer
-            await asyncio.sleep(_POLL_S)
-        return None
+        if await _part(memory, before, ANSWER_S) is None:
+            return None
+        text = await _part(memory, before + _HEAD.size, RECORDS_S)
+        if text is None:
+            return {"collectives": [], "groups": {}, "problem": f"its thread wrote no records in {RECORDS_S:g} s"}
+        answer: dict[str, Any] = json.loads(text)
+        return answer
     finally:
         os.close(memory)
+
+
+async def _part(memory: int, at: int, timeout_s: float) -> bytes | None:
+    """The part of an answer that begins at an offset; None if it is not complete in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        head = os.pread(memory, _HEAD.size, at)
+        if len(head) == _HEAD.size:
+            (length,) = _HEAD.unpack(head)
+            text = os.pread(memory, length, at + _HEAD.size)
+            if len(text) == length:
+                return text
+        if time.monotonic() > deadline_s:
+            return None
+        await asyncio.sleep(_POLL_S)
 
 
 def _answer(memory: int) -> None:
     while True:
         signal.sigwait({COLLECTIVES_SIGNAL})
-        entries, groups = recorded()
-        newest: dict[tuple[str, bool], list[Collective]] = {}
-        for entry in entries:
-            newest.setdefault((entry.group, entry.is_p2p), []).append(entry)
-        told = sorted((entry for kept in newest.values() for entry in kept[-TOLD:]), key=lambda e: e.entered_ns)
-        answer = {
-            "collectives": [asdict(entry) for entry in told],
-            "groups": {name: asdict(group) for name, group in groups.items()},
-        }
+        os.write(memory, _HEAD.pack(0))
+        try:
+            answer = _told(*recorded())
+        except Exception as error:  # the recorder's format may be another one in another torch
+            answer = {"collectives": [], "groups": {}, "problem": f"{type(error).__name__}: {error}"}
         text = json.dumps(answer, separators=(",", ":")).encode()
         os.write(memory, _HEAD.pack(len(text)) + text)
+
+
+def _told(entries: list[Collective], groups: Mapping[str, Group]) -> dict[str, Any]:
+    newest: dict[tuple[str, bool], list[Collective]] = {}
+    for entry in entries:
+        newest.setdefault((entry.group, entry.is_p2p), []).append(entry)
+    told = sorted((entry for kept in newest.values() for entry in kept[-TOLD:]), key=lambda entry: entry.entered_ns)
+    return {
+        "collectives": [asdict(entry) for entry in told],
+        "groups": {name: asdict(group) for name, group in groups.items()},
+        "problem": "",
+    }
 
 
 def _collective(entry: Mapping[str, Any]) -> Collective:
