@@ -3,11 +3,12 @@
 A script that reports its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs if the slowest rank makes no step within
 the timeout. The timeout is `restart.hang_timeout_s`. If that is not set, it is
 
-    max(300 s, 20 x the longest time between two steps so far) x 4 for each hang since the last new step
+    max(300 s, 20 x the longest step so far) x 4 for each hang since the last new step
 
-The factor 4 is for long work without a step, such as an evaluation: it is taken for a hang once or twice, and then has
-enough time. The first step of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has
-ended, is ignored.
+The same holds for a save and for an evaluation that the script tells (`ckpt.section`), with the longest save and
+evaluation so far, and at least CHECKPOINT_S and EVALUATION_S. Their time begins when they begin. The factor 4 is for
+long work that the script does not tell: it is taken for a hang once or twice, and then has enough time. The first step
+of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has ended, is ignored.
 
 A script that reports no steps can only be judged by silence: no output and no CPU time of any worker. This is weaker
 evidence, because a rank may spin while it waits, and a GPU may work while all ranks are silent. So it is used only if
@@ -21,17 +22,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from launcher.core.frozen import replace
 
 START_S = 1800.0  # until the first step: compilation, data, a slow restore
 ENDED_S = 900.0  # for example an upload by another program, which shows no activity of the rank itself
 FLOOR_S = 300.0
+CHECKPOINT_S = 900.0
+EVALUATION_S = 1800.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
 
-_LONGEST = "({allowed:.0f} s allowed, the longest step took {longest:.1f} s)"
+_LONGEST = "({allowed:.0f} s allowed, the longest {section} took {longest:.1f} s)"
 _TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
+
+
+class WorkSection(StrEnum):
+    """What the ranks do between two step boundaries, by the length of its limit."""
+
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +67,8 @@ class Hang:
         timeout_s: `restart.hang_timeout_s`.
         has_checkpoint: whether the job has a `checkpoint` section, so that its script may tell steps.
         start_s: time allowed until the first step.
-        longest_s: the longest time between two steps, of all attempts.
+        longest_s, longest_checkpoint_s, longest_evaluation_s: the longest step, save and evaluation of all attempts.
+        section, section_s: what the ranks do, and since when.
         step: step of the slowest rank; None before the first.
         step_s, active_s: time at which that step was finished; time of the last activity of any worker.
         is_over: whether no rank will report another step.
@@ -66,6 +79,10 @@ class Hang:
     has_checkpoint: bool = True
     start_s: float = START_S
     longest_s: float = 0.0
+    longest_checkpoint_s: float = 0.0
+    longest_evaluation_s: float = 0.0
+    section: WorkSection = WorkSection.STEP
+    section_s: float = 0.0
     step: int | None = None
     step_s: float = 0.0
     active_s: float = 0.0
@@ -74,7 +91,20 @@ class Hang:
 
     def begin(self, now_s: float) -> Hang:
         """Starts the times at the moment when an attempt's workers run."""
-        return replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
+        begun = replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
+        return replace(begun, section=WorkSection.STEP, section_s=now_s)
+
+    def enter(self, section: WorkSection, now_s: float) -> Hang:
+        """Updates what the ranks do. A section that ends shows how long such a section may take."""
+        if section is self.section:
+            return self
+        took_s = now_s - self.section_s
+        ended = replace(self, section=section, section_s=now_s)
+        if self.section is WorkSection.CHECKPOINT:
+            return replace(ended, longest_checkpoint_s=max(self.longest_checkpoint_s, took_s))
+        if self.section is WorkSection.EVALUATION:
+            return replace(ended, longest_evaluation_s=max(self.longest_evaluation_s, took_s))
+        return ended
 
     def note(self, slowest: int | None, now_s: float, *, is_active: bool, is_over: bool, rank_ended: bool) -> Hang:
         """Updates the progress.
@@ -90,14 +120,15 @@ class Hang:
         if slowest == self.step:
             return replace(self, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
         longest_s = self.longest_s
-        if self.step is not None and slowest is not None:
-            longest_s = max(longest_s, now_s - self.step_s)
+        if self.step is not None and slowest is not None and self.section is WorkSection.STEP:
+            longest_s = max(longest_s, now_s - max(self.step_s, self.section_s))
         stepped = replace(self, step=slowest, step_s=now_s, longest_s=longest_s)
         return replace(stepped, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
 
     def pause(self, seconds: float) -> Hang:
         """Moves all times by a period in which no progress could be received."""
-        return replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
+        moved = replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
+        return replace(moved, section_s=self.section_s + seconds)
 
     def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[tuple[float, float, str]]:
         """The limits: start, allowed seconds, and the reason if the limit is exceeded.
@@ -116,8 +147,9 @@ class Hang:
         if self.is_over:
             return
         if self.step is not None:
-            text = "no step after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
-            yield self.step_s, self.allowance_s(hangs), text
+            what = "no step" if self.section is WorkSection.STEP else "{section} without an end"
+            text = what + " after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
+            yield max(self.step_s, self.section_s), self.allowance_s(hangs), text
         elif self.has_checkpoint:  # a script that reports steps is late; another one is only silent
             start_s = max(self.start_s, self.timeout_s or 0.0)
             sign = "" if tells_steps else ", no output and no CPU time used"
@@ -135,7 +167,8 @@ class Hang:
         for since_s, allowed_s, text in self.limits(hangs, tells_steps=tells_steps):
             if now_s >= since_s + allowed_s:
                 quiet_s = now_s - since_s
-                reason = text.format(quiet=quiet_s, allowed=allowed_s, step=self.step, longest=self.longest_s)
+                known = {"step": self.step, "section": self.section, "longest": self._floor_and_longest[1]}
+                reason = text.format(quiet=quiet_s, allowed=allowed_s, **known)
                 return Stall(quiet_s=quiet_s, reason=reason)
         return None
 
@@ -145,7 +178,16 @@ class Hang:
         return min([since_s + allowed_s for since_s, allowed_s, _ in limits], default=None)
 
     def allowance_s(self, hangs: int) -> float:
-        """The seconds that the next step may take."""
+        """The seconds that the next step may take, or the section in which the ranks are."""
         if self.timeout_s is not None:
             return self.timeout_s
-        return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
+        floor_s, longest_s = self._floor_and_longest
+        return max(floor_s, STEPS_FACTOR * longest_s) * REPEAT_FACTOR**hangs
+
+    @property
+    def _floor_and_longest(self) -> tuple[float, float]:
+        if self.section is WorkSection.CHECKPOINT:
+            return CHECKPOINT_S, self.longest_checkpoint_s
+        if self.section is WorkSection.EVALUATION:
+            return EVALUATION_S, self.longest_evaluation_s
+        return FLOOR_S, self.longest_s

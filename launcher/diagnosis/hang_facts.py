@@ -18,7 +18,7 @@ _STORAGE = re.compile(r"fuse|request_wait_answer|^nfs|^rpc_|ptlrpc|^ll_|^osc_|fo
 _STOPPED = ("T", "t")
 
 
-class Place(StrEnum):
+class RankPlace(StrEnum):
     """Where a rank stands. The value is the sentence's words."""
 
     GONE = "has ended before the others"
@@ -111,24 +111,24 @@ class RankFacts:
         return self.entered[-1] if self.entered else None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         if not self.runs:
-            return Place.GONE
+            return RankPlace.GONE
         if self.state in _STOPPED:
-            return Place.STOPPED
+            return RankPlace.STOPPED
         if (self.state == "D" and not self.frames) or _STORAGE.search(self.wait):
-            return Place.DISK
+            return RankPlace.DISK
         if not self.frames:
-            return Place.SILENT
+            return RankPlace.SILENT
         if self.runs_threads is False:
-            return Place.GIL
+            return RankPlace.GIL
         if any(frame.startswith(_TEARDOWN) for frame in self.frames):
-            return Place.TEARDOWN
+            return RankPlace.TEARDOWN
         if self.waits_for_others:
-            return Place.COLLECTIVE
+            return RankPlace.COLLECTIVE
         if any(_LOADER.search(frame) for frame in self.frames):
-            return Place.LOADER
-        return Place.LOCK if _FUTEX in self.wait else Place.USER_CODE
+            return RankPlace.LOADER
+        return RankPlace.LOCK if _FUTEX in self.wait else RankPlace.USER_CODE
 
     @property
     def waits_for_others(self) -> bool:

@@ -12,14 +12,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.diagnosis.hang_facts import Entered, Place, RankFacts, ranks_of, ranks_text
+from launcher.diagnosis.hang_facts import Entered, RankFacts, RankPlace, ranks_of, ranks_text
 
-_BROKEN = (Place.STOPPED, Place.DISK, Place.SILENT, Place.GIL)  # not in Python code, whatever the others do
+_BROKEN = (
+    RankPlace.STOPPED,
+    RankPlace.DISK,
+    RankPlace.SILENT,
+    RankPlace.GIL,
+)  # not in Python code, whatever the others do
 _SHOWN_RANKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class HangVerdict:
     """The rank at fault, if one stands out.
 
     Attributes:
@@ -33,7 +38,7 @@ class Verdict:
     proof: Entered | None = None
 
 
-def judge(facts: Iterable[RankFacts], nodes_unheard: Sequence[str] = ()) -> Verdict:
+def judge(facts: Iterable[RankFacts], nodes_unheard: Sequence[str] = ()) -> HangVerdict:
     """Finds the rank for which the others wait.
 
     Args:
@@ -43,16 +48,16 @@ def judge(facts: Iterable[RankFacts], nodes_unheard: Sequence[str] = ()) -> Verd
     told = sorted(facts, key=lambda each: each.rank)
     ranks = [each for each in told if each.runs]
     found = _broken(ranks) or _by_collectives(told) or _by_stacks(ranks)
-    found = found or _pick([each for each in told if not each.runs], told, Place.GONE)
+    found = found or _pick([each for each in told if not each.runs], told, RankPlace.GONE)
     if nodes_unheard:
         unheard = f"no stacks came from {','.join(nodes_unheard)}"
         if found is None:
-            return Verdict(guilty=(), text=unheard)
-        return Verdict(guilty=found.guilty, text=f"{found.text}; {unheard}", proof=found.proof)
-    return found or Verdict(guilty=(), text="no single rank stands out")
+            return HangVerdict(guilty=(), text=unheard)
+        return HangVerdict(guilty=found.guilty, text=f"{found.text}; {unheard}", proof=found.proof)
+    return found or HangVerdict(guilty=(), text="no single rank stands out")
 
 
-def _broken(ranks: Sequence[RankFacts]) -> Verdict | None:
+def _broken(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     for place in _BROKEN:
         found = _pick([each for each in ranks if each.place is place], ranks, place)
         if found:
@@ -63,7 +68,7 @@ def _broken(ranks: Sequence[RankFacts]) -> Verdict | None:
 # By what each rank has entered.
 
 
-def _by_collectives(ranks: Sequence[RankFacts]) -> Verdict | None:
+def _by_collectives(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     """Follows who waits for whom; None if no rank tells a collective in which it waits."""
     known = {each.rank: each for each in ranks}
     waits = {each.rank: each.last for each in ranks if _is_waiting(each)}
@@ -82,7 +87,7 @@ def _by_collectives(ranks: Sequence[RankFacts]) -> Verdict | None:
 
 
 def _is_waiting(each: RankFacts) -> bool:
-    return each.place is Place.COLLECTIVE and each.last is not None and not each.last.is_over
+    return each.place is RankPlace.COLLECTIVE and each.last is not None and not each.last.is_over
 
 
 def _missing(waited: Entered, known: Mapping[int, RankFacts]) -> list[int]:
@@ -100,7 +105,7 @@ def _same_group(one: Entered, other: Entered) -> bool:
 
 def _absent(
     first: Mapping[int, Sequence[int]], ends: Mapping[int, Entered], known: Mapping[int, RankFacts]
-) -> Verdict | None:
+) -> HangVerdict | None:
     """Ranks that are in no collective, and that others wait for: those with the fewest steps, and then most awaited."""
     if len(first) > 1 and len(first) == len(known) - 1 and (alone := _ahead(first, ends, known)):
         return alone
@@ -114,7 +119,7 @@ def _absent(
 
 def _ahead(
     first: Mapping[int, Sequence[int]], ends: Mapping[int, Entered], known: Mapping[int, RankFacts]
-) -> Verdict | None:
+) -> HangVerdict | None:
     """One rank that waits alone, while all others are in their own code: it entered a collective too many."""
     (rank,) = ends.keys() if len(ends) == 1 else (None,)
     if rank is None or not known[rank].is_unusual:
@@ -122,7 +127,7 @@ def _ahead(
     return _named([known[rank]], f"entered {ends[rank]}, which no other rank has entered", ends[rank])
 
 
-def _disagreeing(waits: Mapping[int, Entered | None], known: Mapping[int, RankFacts]) -> Verdict | None:
+def _disagreeing(waits: Mapping[int, Entered | None], known: Mapping[int, RankFacts]) -> HangVerdict | None:
     """Ranks that entered another operation, or one of other shapes, under the same number of the same group."""
     for waited in {each for each in waits.values() if each is not None}:
         at: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -151,7 +156,7 @@ def _may_differ(op: str) -> bool:
 
 def _circle(
     ends: Mapping[int, Entered], missing: Mapping[int, Sequence[int]], known: Mapping[int, RankFacts]
-) -> Verdict | None:
+) -> HangVerdict | None:
     """Ranks that wait for each other in different process groups."""
     at: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for rank, waited in ends.items():
@@ -162,11 +167,11 @@ def _circle(
     if fewest is None:
         ranks = [known[rank] for rank in sorted(ends)]
         text = "; ".join(f"rank {r.rank} waits in {ends[r.rank]} for {_names(missing[r.rank])}" for r in ranks[:2])
-        return Verdict(guilty=(), text=f"a deadlock of process groups: {text}", proof=ends[ranks[0].rank])
+        return HangVerdict(guilty=(), text=f"a deadlock of process groups: {text}", proof=ends[ranks[0].rank])
     proof = ends[fewest[0]]
     waits_for = missing[fewest[0]]
     other = ends.get(waits_for[0], proof)
-    why = f"waits in {proof} for {_names(waits_for)}, while {_plural(waits_for)} in {other}"
+    why = f"waits in {proof} for {_names(waits_for)}, and has not entered {other}, in which rank {waits_for[0]} waits"
     return _named([known[rank] for rank in fewest], why, proof)
 
 
@@ -182,11 +187,11 @@ def _fewest(sides: Sequence[Sequence[int]], known: Mapping[int, RankFacts]) -> l
 # By the stacks alone.
 
 
-def _by_stacks(ranks: Sequence[RankFacts]) -> Verdict | None:
+def _by_stacks(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     """A rank outside the collective in which others wait; one that has made fewer steps; one that differs from most."""
     found = None
     if any(each.waits_for_others for each in ranks):
-        outside = [each for each in ranks if each.place is not Place.COLLECTIVE]
+        outside = [each for each in ranks if each.place is not RankPlace.COLLECTIVE]
         found = _pick(outside, ranks, "not in the collective that others wait in")
     found = found or _behind(ranks) or _differing(ranks)
     if not found and len(ranks) == 1 and not ranks[0].waits_for_others:
@@ -194,14 +199,14 @@ def _by_stacks(ranks: Sequence[RankFacts]) -> Verdict | None:
     return found
 
 
-def _behind(ranks: Sequence[RankFacts]) -> Verdict | None:
+def _behind(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     boundaries = {each.boundary for each in ranks if each.boundary is not None}
     if len(boundaries) < 2:
         return None
     return _pick([each for each in ranks if each.boundary == min(boundaries)], ranks, "behind the others by its steps")
 
 
-def _differing(ranks: Sequence[RankFacts]) -> Verdict | None:
+def _differing(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     places = Counter(each.frames[:1] for each in ranks)
     if not places:
         return None
@@ -214,21 +219,23 @@ def _differing(ranks: Sequence[RankFacts]) -> Verdict | None:
 # Sentences.
 
 
-def _pick(picked: Sequence[RankFacts], ranks: Sequence[RankFacts], why: str) -> Verdict | None:
+def _pick(picked: Sequence[RankFacts], ranks: Sequence[RankFacts], why: str) -> HangVerdict | None:
     """A verdict; None if it fits no rank, or all of several ranks."""
     if not picked or (len(picked) == len(ranks) > 1):
         return None
     return _named(picked, why)
 
 
-def _named(guilty: Sequence[RankFacts], why: str, proof: Entered | None = None) -> Verdict:
+def _named(guilty: Sequence[RankFacts], why: str, proof: Entered | None = None) -> HangVerdict:
     first = guilty[0]
     place = first.place
-    told = f": it {place}" if place is not Place.COLLECTIVE and str(place) not in why else ""
+    told = f": it {place}" if place is not RankPlace.COLLECTIVE and str(place) not in why else ""
     at = f", in {first.where}" if first.where else ""
     others = [str(each.rank) for each in guilty[1 : 1 + _SHOWN_RANKS]] + ["..."] * (len(guilty) > 1 + _SHOWN_RANKS)
     also = f"; so is rank {', '.join(others)}" if others else ""
-    return Verdict(guilty=tuple(guilty), text=f"rank {first.rank} on {first.node}: {why}{told}{at}{also}", proof=proof)
+    return HangVerdict(
+        guilty=tuple(guilty), text=f"rank {first.rank} on {first.node}: {why}{told}{at}{also}", proof=proof
+    )
 
 
 def _plural(ranks: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from ckpt.agent.process.launch import PID_FILE
 from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, environment_of, handles
 from launcher.connections.channel import Message
+from launcher.core.hang import WorkSection
 from launcher.env.fabric import fabric_environment
 from launcher.job import gpus
 from launcher.job.jobfile import JobSpec
@@ -176,7 +177,8 @@ class NodeAttempt:
         activity = self._activity
         times = [list(astuple(found)) for reader in self._readers if (found := reader.take()) is not None]
         known = {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
-        return known | {"times": times}
+        section = self._watch.section() if self._watch is not None else WorkSection.STEP
+        return known | {"times": times, "section": section}
 
     async def look(self) -> None:
         """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use

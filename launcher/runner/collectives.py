@@ -71,7 +71,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RecordedGroup:
     """A process group of this rank: its description, and the ranks in it, in order."""
 
     desc: str
@@ -86,7 +86,7 @@ def recorder_variables(environment: Mapping[str, str], torch_version: str) -> di
     return {_SIZE if version >= _RENAMED else _OLD_SIZE: str(RECORDED)}
 
 
-def recorded() -> tuple[list[Collective], dict[str, Group]]:
+def recorded() -> tuple[list[Collective], dict[str, RecordedGroup]]:
     """In a worker: the recorded collectives, oldest first, and the process groups. Holds the GIL meanwhile."""
     from torch._C import _distributed_c10d as c10d  # here, because the runner imports this module without torch
 
@@ -99,7 +99,7 @@ def recorded() -> tuple[list[Collective], dict[str, Group]]:
             entries += [_collective(entry) for entry in found]
             for entry in found:
                 group, desc = entry["process_group"]
-                groups.setdefault(group, Group(desc=desc, ranks=_members.get(group, ())))
+                groups.setdefault(group, RecordedGroup(desc=desc, ranks=_members.get(group, ())))
     return sorted(entries, key=lambda entry: entry.entered_ns), groups
 
 
@@ -170,7 +170,7 @@ def _answer(memory: int) -> None:
         os.write(memory, _HEAD.pack(len(text)) + text)
 
 
-def _told(entries: list[Collective], groups: Mapping[str, Group]) -> dict[str, Any]:
+def _told(entries: list[Collective], groups: Mapping[str, RecordedGroup]) -> dict[str, Any]:
     newest: dict[tuple[str, bool], list[Collective]] = {}
     for entry in entries:
         newest.setdefault((entry.group, entry.is_p2p), []).append(entry)
@@ -200,7 +200,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     )
 
 
-def _groups() -> Iterator[tuple[str, Group]]:
+def _groups() -> Iterator[tuple[str, RecordedGroup]]:
     from torch.distributed import distributed_c10d
 
     world = distributed_c10d._world
@@ -208,7 +208,7 @@ def _groups() -> Iterator[tuple[str, Group]]:
         name = world.pg_names.get(group)
         if name is not None:
             order = sorted(ranks, key=lambda rank: ranks[rank])
-            yield name, Group(desc=str(getattr(group, "group_desc", "")), ranks=tuple(order))
+            yield name, RecordedGroup(desc=str(getattr(group, "group_desc", "")), ranks=tuple(order))
 
 
 def _open_memory(pid: int) -> int | None:

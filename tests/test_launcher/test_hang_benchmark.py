@@ -16,5 +16,13 @@ def test_the_rank_at_fault_is_named_in_each_kind_of_hang() -> None:
     told = f"{done.stdout}{done.stderr}"
     assert f"| all | {WAYS} | {WAYS} |" in done.stdout, told
     assert done.stdout.count(" | 1 | 1 |") == WAYS, "each kind was injected once"
-    for words in ("in its own code", "data loader", "a lock", "holds the GIL", "state T", "teardown", "while rank"):
+    for words in (
+        "in its own code",
+        "data loader",
+        "a lock",
+        "holds the GIL",
+        "state T",
+        "teardown",
+        "and has not entered",
+    ):
         assert words in done.stdout, told

@@ -84,7 +84,7 @@ def test_rank_that_waits_in_a_collective_tells_it(start_pair: Callable[[str], li
 
 def test_rank_whose_gil_is_held_or_that_is_stopped_does_not_answer(start_pair: Callable[[str], list[int]]) -> None:
     waiting, held = start_pair("gil")
-    assert asyncio.run(ask(held)) is None
+    until(lambda: asyncio.run(ask(held)) is None, "the rank to take the GIL")
     os.kill(waiting, signal.SIGSTOP)
     until(lambda: state_of(waiting) == "T", "the stop")
     assert asyncio.run(ask(waiting)) is None

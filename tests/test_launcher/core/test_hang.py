@@ -17,6 +17,7 @@ class Attempt:
     def __init__(self, timeout_s: float | None, *, has_checkpoint: bool = True) -> None:
         self.now_s = 1000.0
         self.rank_ended = False
+        self.section = "step"
         self._number = -1
         self._activity = 0
         self._heartbeats = Heartbeats()
@@ -54,10 +55,11 @@ class Attempt:
                 "rank_ended": self.rank_ended,
                 "times": [],
             }
+            state["section"] = self.section if node == NODES[0] else "step"
             self._heartbeats.add(node, {"attempt": self._number, "warm": True, **state})
         told = self._heartbeats.progress()
         if told is not None:
-            self.hang = self.hang.note(
+            self.hang = self.hang.enter(told.section, self.now_s).note(
                 told.slowest, self.now_s, is_active=told.is_active, is_over=told.is_over, rank_ended=told.rank_ended
             )
 
@@ -120,6 +122,44 @@ def test_work_without_steps_that_was_taken_for_a_hang_gets_longer_until_it_is_do
     attempt.passes(1, 40, 40)
     attempt.passes(1, 41, 41)
     assert attempt.allowance_s == 300
+
+
+def test_a_long_evaluation_or_save_that_the_script_tells_is_no_hang() -> None:
+    attempt = Attempt(None)
+    attempt.passes(1, 7, 7)
+    for section, least_s in (("checkpoint", 900), ("evaluation", 1800)):
+        attempt.section = section
+        assert attempt.passes(least_s - 1, 7, 7) is None and attempt.allowance_s == least_s
+        attempt.section = "step"
+        assert attempt.passes(299, 7, 7) is None, "the time of the step begins again"
+        attempt.passes(1, 8, 8)
+        attempt.passes(1, 7, 7)
+
+
+def test_the_limit_of_a_section_is_learned_and_its_time_does_not_count_as_a_steps() -> None:
+    attempt = Attempt(None)
+    attempt.passes(1, 7, 7)
+    attempt.section = "evaluation"
+    attempt.passes(600, 7, 7)
+    attempt.section = "step"
+    attempt.passes(1, 7, 7)
+    attempt.passes(1, 8, 8)
+    assert attempt.allowance_s == 300
+    attempt.section = "evaluation"
+    attempt.passes(1, 8, 8)
+    assert attempt.allowance_s == 20 * 600
+    said = attempt.passes(20 * 600 + 1, 8, 8) or ""
+    assert (
+        said.startswith("evaluation without an end after step 8 for 12") and "longest evaluation took 600.0 s" in said
+    )
+
+
+def test_the_timeout_of_the_job_file_holds_for_each_section() -> None:
+    attempt = Attempt(10.0)
+    assert attempt.passes(9, 7, 7) is None
+    attempt.section = "evaluation"
+    assert attempt.passes(9, 7, 7) is None, "the evaluation has its own time"
+    assert "evaluation without an end" in (attempt.passes(5, 7, 7) or "")
 
 
 def test_the_first_step_may_take_longer() -> None:

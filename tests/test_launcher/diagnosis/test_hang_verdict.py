@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnosis.hang_facts import Entered, Place, RankFacts, is_unusual, ranks_of, ranks_text
-from launcher.diagnosis.hang_verdict import Verdict, judge
+from launcher.diagnosis.hang_facts import Entered, RankFacts, RankPlace, is_unusual, ranks_of, ranks_text
+from launcher.diagnosis.hang_verdict import HangVerdict, judge
 
 GLOO = ("wait (/lib/torch/distributed/distributed_c10d.py:9)", "train (/job/train.py:30)")
 LOCKED = ("load_batch (/job/train.py:12)", "train (/job/train.py:29)")
@@ -46,7 +46,7 @@ def waiting(number: int, *collectives: Entered, is_unusual: bool = False) -> Ran
     return rank(number, *GLOO, entered=collectives, is_unusual=is_unusual)
 
 
-def named(verdict: Verdict) -> list[int]:
+def named(verdict: HangVerdict) -> list[int]:
     return [each.rank for each in verdict.guilty]
 
 
@@ -75,18 +75,18 @@ def test_the_rank_that_others_wait_for_is_named_by_stacks_alone(stacks: list[Ran
 @pytest.mark.parametrize(
     ("absent", "place"),
     [
-        (rank(2, *LOCKED, entered=(entered(6),)), Place.USER_CODE),
-        (rank(2, *LOCKED, entered=(entered(6),), wait="futex_do_wait"), Place.LOCK),
-        (rank(2, *LOCKED, entered=(entered(6),), wait="request_wait_answer"), Place.DISK),
-        (rank(2, *LOCKED, entered=(entered(6),), wait="rpc_wait_bit_killable"), Place.DISK),
-        (rank(2, *LOADER, entered=(entered(6),)), Place.LOADER),
-        (rank(2, *TEARDOWN, entered=(entered(6),)), Place.TEARDOWN),
-        (rank(2, state="", entered=()), Place.GONE),
-        (rank(2, *LOCKED, runs_threads=False), Place.GIL),
-        (rank(2, *GLOO, runs_threads=False, state="T"), Place.STOPPED),
+        (rank(2, *LOCKED, entered=(entered(6),)), RankPlace.USER_CODE),
+        (rank(2, *LOCKED, entered=(entered(6),), wait="futex_do_wait"), RankPlace.LOCK),
+        (rank(2, *LOCKED, entered=(entered(6),), wait="request_wait_answer"), RankPlace.DISK),
+        (rank(2, *LOCKED, entered=(entered(6),), wait="rpc_wait_bit_killable"), RankPlace.DISK),
+        (rank(2, *LOADER, entered=(entered(6),)), RankPlace.LOADER),
+        (rank(2, *TEARDOWN, entered=(entered(6),)), RankPlace.TEARDOWN),
+        (rank(2, state="", entered=()), RankPlace.GONE),
+        (rank(2, *LOCKED, runs_threads=False), RankPlace.GIL),
+        (rank(2, *GLOO, runs_threads=False, state="T"), RankPlace.STOPPED),
     ],
 )
-def test_the_rank_that_is_missing_in_a_collective_is_named_with_its_place(absent: RankFacts, place: Place) -> None:
+def test_the_rank_that_is_missing_in_a_collective_is_named_with_its_place(absent: RankFacts, place: RankPlace) -> None:
     verdict = judge([waiting(0, entered(7)), waiting(1, entered(7)), absent, waiting(3, entered(7))])
     assert named(verdict) == [2] and str(place) in verdict.text
 
@@ -133,8 +133,10 @@ def test_of_ranks_that_wait_for_each_other_the_fewest_are_named() -> None:
     facts = [waiting(0, first), waiting(1, first), waiting(2, first), waiting(3, second)]
     verdict = judge(facts)
     assert named(verdict) == [3]
-    told = "waits in all_reduce 3 of process group 2 (dp) for ranks 0-2, while ranks 0-2 wait in all_reduce 3 of"
-    assert told in verdict.text
+    assert verdict.text == (
+        "rank 3 on node1: waits in all_reduce 3 of process group 2 (dp) for ranks 0-2, and has not entered "
+        "all_reduce 3 of process group 1 (dp), in which rank 0 waits, in train (/job/train.py:30)"
+    )
 
 
 def test_of_as_many_the_rank_is_named_that_did_something_new() -> None:
