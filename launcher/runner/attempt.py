@@ -32,6 +32,7 @@ from launcher.runner.log_watch import LogWatch
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.node_watch import NodeWatch
 from launcher.runner.port import free_port
+from launcher.runner.ras import collect
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.step_times import StepReader, fewest_steps
 from launcher.runner.variables import worker_environment
@@ -263,10 +264,15 @@ class NodeAttempt:
             self._rejoining = asyncio.create_task(self._make_way(self._watch, generation))
 
     async def dump(self, attempt: int) -> None:
-        """Writes and reports the position of each worker."""
+        """Writes and reports the position of each worker. The first node also asks NCCL's RAS."""
         boundaries = self._watch.boundaries() if self._watch is not None else {}
         workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
-        self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
+        log_dir = self._log_dir(attempt)
+        asks_ras = self._first_rank == 0 and self._spec is not None and bool(self._spec.gpus_per_node)
+        environment = os.environ | (self._spec.env if self._spec is not None else {})
+        ras = [collect(log_dir, environment)] if asks_ras else []
+        ranks, *_ = await asyncio.gather(dump(workers, log_dir), *ras)
+        self._send({"op": "stacks", "attempt": attempt, "ranks": ranks})
 
     async def kill(self, attempt: int) -> None:
         """Ends an attempt, if it runs here, and reports that no process of it is left."""

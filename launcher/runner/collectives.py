@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.base.processes import state_of
+from holdfast.base.processes import open_memfd, state_of
 
 # see launcher.runner.stacks.STACK_SIGNAL; it is sent only to processes in which a thread waits for it
 COLLECTIVES_SIGNAL = signal.SIGRTMAX - 3
@@ -123,7 +123,7 @@ async def ask(pid: int) -> dict[str, Any] | None:
         {"collectives": the newest TOLD of each group, oldest first, "groups": {name: {desc, ranks}}, "problem": why
         there are none}; None if no Python thread of the worker answers; {} if it never answers such requests.
     """
-    memory = _open_memory(pid)
+    memory = open_memfd(pid, _MEMFD)
     if memory is None:
         return {}
     try:
@@ -209,13 +209,3 @@ def _groups() -> Iterator[tuple[str, RecordedGroup]]:
         if name is not None:
             order = sorted(ranks, key=lambda rank: ranks[rank])
             yield name, RecordedGroup(desc=str(getattr(group, "group_desc", "")), ranks=tuple(order))
-
-
-def _open_memory(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{name}"
-            with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(f"/memfd:{_MEMFD}"):
-                    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return None

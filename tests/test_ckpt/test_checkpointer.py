@@ -577,7 +577,7 @@ def test_a_save_and_an_evaluation_are_told_to_the_launcher_while_they_last(node:
         with ckpt.section("evaluation"):
             assert board.rows()[0].section == "evaluation"
         assert board.rows()[0].section == "step"
-        with pytest.raises(ConfigError, match="got 'step', expected one of .*, checkpoint, evaluation"):
+        with pytest.raises(ConfigError, match=r"got 'step', expected one of .*, checkpoint, evaluation"):
             ckpt.section("step")
 
 
