@@ -150,7 +150,7 @@ class _Clients:
             step += 1
             if node not in self._muted:
                 told = {"attempt": self._attempts.get(node), "step": 100_000 + step, "slowest": 100_000 + step}
-                news = {"activity": step, "rank_ended": False, "warm": True, "port": 20000}
+                news = {"activity": step, "rank_ended": False, "section": "step", "warm": True, "port": 20000}
                 channel.send({"op": "heartbeat"} | told | news)
             await asyncio.sleep(HEARTBEAT_S)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt.config import CheckpointConfig, config_from_env, workers_config
 from ckpt.errors import ConfigError
+from ckpt.memory.board import SECTIONS
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
 from holdfast.base.environment import Variable
-from holdfast.base.sections import Section, by_name
+from holdfast.base.sections import by_name
 
 if TYPE_CHECKING:
     from ckpt.worker.dcp import DcpReader, DcpWriter
@@ -184,25 +186,32 @@ class Checkpointer:
         """
         return self._engine.should_stop(step)
 
-    def section(self, name: str) -> Section:
-        """A context manager around a part of the step, for the search for slow ranks (docs/guide/stragglers.md).
+    def section(self, name: str) -> AbstractContextManager[object]:
+        """A context manager around a part of the work.
 
             with ckpt.section("data"):
                 batch = read_batch()
+            with ckpt.section("evaluation"):
+                evaluate(model)
 
-        Without it, time in a torch DataLoader is data, the wait for other ranks is communication, and the rest is
-        compute.
+        "data", "compute" and "communication" are parts of the step, for the search for slow ranks
+        (docs/guide/stragglers.md). Without them, time in a torch DataLoader is data, the wait for other ranks is
+        communication, and the rest is compute. One within another one interrupts it.
 
-        Args:
-            name: "data", "compute" or "communication". A section within another one interrupts it.
+        "evaluation" and "checkpoint" tell the launcher that long work without a step is no hang: an evaluation, or a
+        framework's own save. Such work has its own limit, learned from the job's own times. `save` tells it by itself.
+        Any rank may call it alone.
 
         Raises:
             ConfigError: another name.
         """
+        if name in SECTIONS[1:]:
+            return self._engine.section(name)
         try:
             return by_name[name]
         except KeyError:
-            raise ConfigError(f"section: got {name!r}, expected one of {', '.join(by_name)}") from None
+            expected = ", ".join((*by_name, *SECTIONS[1:]))
+            raise ConfigError(f"section: got {name!r}, expected one of {expected}") from None
 
     def save(
         self, step: int, state: dict[str, Any], *, flush: bool = False, metrics: Mapping[str, Any] | None = None

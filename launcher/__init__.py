@@ -6,7 +6,7 @@
     submission/    submitit's executor; submits a job to Slurm or to the local cluster, or runs it inside a Slurm job
     doctor/        checks whether a job will run here
     supervisor/    drives the decision core: one per job
-    diagnosis/     why an attempt failed: class, domain, proof, advice
+    diagnosis/     why an attempt hung or failed: rank, class, domain, proof, advice
     core/          decides: state and input in, state and commands out
     leadership/    chooses the supervisor of a job, by terms and a lease; its requeue
     connections/   authenticated connections between the hosts of a job

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.commands import Order, Send
-from launcher.core.hang import RankStack
 from launcher.core.inputs import (
     AgentEnded,
     AgentLost,
@@ -25,6 +24,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.liveness import SUSPECT_S
 from launcher.diagnosis import WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 from launcher.leadership.succession import MAX_TURN, MEETING_S, STAGGER_S
 from launcher.runner.runner import FENCE_S, LEAVE_S, SUPERVISOR_SILENCE_S
 from simulation.links import BASE
@@ -403,7 +403,7 @@ class Runner:
             return
         look = _HANGS[(self.world.setup.seed + attempt) % len(_HANGS)] if hung == self.host.name else _WAITS
         rank = training.nodes.index(self.host.name) if training is not None else 0
-        stack = RankStack(rank=rank, node=self.host.name, **look)
+        stack = RankFacts(rank=rank, node=self.host.name, **look)
         taken = StacksTaken(node=self.host.name, attempt=attempt, stacks=(stack,))
         self.world.clock.after(self.world.delay(0.1, 3.0), self.report, taken)
 

@@ -39,7 +39,9 @@ _MAGIC = int.from_bytes(b"HOLDFAST", "little")
 _VERSION = 1
 # Words of the header. From boundary `_FROM` on a save is due every `_EVERY` steps, before it every `_BEFORE` steps.
 _MAGIC_AT, _VERSION_AT, _GATE_AT, _STOP_AT, _ATTEMPT_AT, _FROM_AT, _EVERY_AT, _BEFORE_AT = range(8)
-_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT = range(7)  # words of a row
+_RANK, _ATTEMPT, _BOUNDARY, _STEP, _TIME, _PID, _LEFT, _SECTION = range(8)  # words of a row
+# What a worker does between two boundaries. Each has its own limit before the worker counts as hung.
+SECTIONS = ("step", "checkpoint", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class WorkerRow:
     time_s: float  # CLOCK_REALTIME of the report
     pid: int
     left: bool  # whether it has closed its Checkpointer; then it passes no further boundaries
+    section: str  # one of SECTIONS
 
 
 class Board:
@@ -173,6 +176,10 @@ class Board:
         words[at + _PID] = os.getpid()
         words[at + _LEFT] = 0
 
+    def set_section(self, local_rank: int, section: str) -> None:
+        """Tells what a worker does until the next call; one of SECTIONS."""
+        self._words[_at(local_rank) + _SECTION] = SECTIONS.index(section)
+
     def leave(self, local_rank: int) -> None:
         """Marks a worker's row: it passes no further boundaries."""
         self._words[_at(local_rank) + _LEFT] = 1
@@ -219,6 +226,7 @@ def _row(words: memoryview, local_rank: int) -> WorkerRow:
     return WorkerRow(
         local_rank=local_rank, rank=rank, attempt=attempt, boundary=boundary, step=step,
         time_s=time_s, pid=words[at + _PID], left=bool(words[at + _LEFT]),
+        section=SECTIONS[min(words[at + _SECTION], len(SECTIONS) - 1)],
     )  # fmt: skip
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckpt.memory.board import Board
+from ckpt.memory.board import SECTIONS, Board
 from ckpt.worker import loaded
 
 _GATE_POLL_S = 0.001
@@ -50,6 +51,7 @@ class Cadence:
         self._gate_s = gate_s
         self._modules = modules
         self._boundary = 0
+        self._section = SECTIONS[0]
         self._step: int | None = None
         self._is_named = False  # whether the call that passed the last boundary named its step
         self._ignored_gate = 0
@@ -79,12 +81,28 @@ class Cadence:
         self._is_named = False
         return self.stopping
 
+    @contextlib.contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Tells the launcher what this rank does meanwhile; one of SECTIONS."""
+        before = self._section
+        self._enter(name)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
     def close(self) -> None:
         """Marks this worker's row as closed: it passes no further boundaries."""
         self._board.follow()
         if self._boundary:
             self._board.leave(self._local_rank)
         self._board.close()
+
+    def _enter(self, section: str) -> None:
+        self._section = section
+        if self._boundary:
+            self._board.follow()
+            self._board.set_section(self._local_rank, section)
 
     def _pass_boundary(self, step: int) -> None:
         if step != self._step:
@@ -100,6 +118,7 @@ class Cadence:
         self._board.write_row(
             self._local_rank, rank=self._rank, attempt=self._attempt, boundary=self._boundary, step=step
         )
+        self._board.set_section(self._local_rank, self._section)  # the row may be of another attempt, or board
         self._wait_at_gate()
         stop_at = self._board.stop_at
         self.stopping = self._board.attempt == self._attempt and 0 < stop_at <= self._boundary

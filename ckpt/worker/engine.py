@@ -218,7 +218,7 @@ class Engine:
         since_s, numbers = time.monotonic(), self._finite(step, metrics)
         if not isinstance(state, dict):
             raise StateError(f"state: got a {type(state).__name__}, expected a dict")
-        with self._lock:
+        with self._lock, self.section("checkpoint"):
             if self.connect().replicas_differ():
                 self._stager.store_replicas_everywhere()
             with self._no_collection():
@@ -236,7 +236,7 @@ class Engine:
     ) -> None:
         """Saves tensors that are already flattened, under a tree of the caller's."""
         asked = Asked(flush=flush, since_s=time.monotonic(), metrics=self._finite(step, metrics))
-        with self._lock:
+        with self._lock, self.section("checkpoint"):
             plan = plan_of(pieces)
             with self._save(step, plan, asked) as save:
                 if save is not None:
@@ -309,6 +309,10 @@ class Engine:
             leave_sigterm_to_the_stop()
         boundaries = self._boundaries()
         return boundaries.should_stop_here() if step is None else boundaries.should_stop(step)
+
+    def section(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Tells the launcher what this rank does. Before the first step boundary the start has its own limit."""
+        return contextlib.nullcontext() if self._cadence is None else self._cadence.section(name)
 
     @property
     def counts_steps(self) -> bool:

@@ -19,9 +19,10 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "Twice a second and on change. `step`: the newest of the node's ranks. `slowest`: that of the slowest rank "
         "still training. `activity`: grows while workers do anything. `rank_ended`: whether a rank has ended. `port`: "
         "free for the next rendezvous. `times`: of each rank with enough new steps: rank, number of steps, and the "
-        "medians of the seconds of a step in data, compute and communication.",
-        attempt=int | None, step=int | None, slowest=int | None, activity=int, rank_ended=bool, warm=bool, port=int,
-        times=list),
+        "medians of the seconds of a step in data, compute and communication. `section`: what the ranks do; see "
+        "launcher.core.hang:WorkSection.",
+        attempt=int | None, step=int | None, slowest=int | None, section=str, activity=int, rank_ended=bool,
+        warm=bool, port=int, times=list),
     "network": message("NCCL does not use the node's fabric.", attempt=int, problem=str, required=bool),
     "incident": message(
         "On change, and to each supervisor. `reason`: what the node's health checks have found critical; null: nothing "
@@ -52,7 +53,8 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "The processes of the attempt have ended, and memory on the node's GPUs is not free yet: `killed` comes when "
         "it is, or after `wait_s` seconds.", attempt=int, held=str, wait_s=float),
     "stacks": message(
-        "The position of each worker: rank, state, boundary, frames. The files are written.", attempt=int, ranks=list),
+        "The position of each worker, as in launcher.diagnosis.hang_facts:RankFacts. The files are written.",
+        attempt=int, ranks=list),
     "signal": message("The runner received this signal. Sent to each supervisor, before `ended`.", name=str),
     "broken": message(
         "This node cannot start workers. `environment`: whether the job's Python is the cause.",

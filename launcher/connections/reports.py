@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Message
 from launcher.connections.messages import FROM_RUNNER
-from launcher.core.hang import RankStack
+from launcher.core.hang import WorkSection
 from launcher.core.inputs import (
     AgentEnded,
     AgentLost,
@@ -36,6 +36,7 @@ from launcher.core.inputs import (
     WorkersStarted,
 )
 from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
 from launcher.diagnosis.slow_rank import RankTimes
 from launcher.history.steps import NodeSteps
@@ -118,6 +119,7 @@ class Heartbeats:
             is_over=self._has_told and not known,
             is_active=self._is_active,
             rank_ended=self._rank_ended,
+            section=max(self._sections.values(), key=list(WorkSection).index, default=WorkSection.STEP),
         )
         self._is_active = False
         if not progress.is_active and progress == self._last:
@@ -145,10 +147,14 @@ class Heartbeats:
         self._nodes_at: Counter[int | None] = Counter()  # number of nodes for each value of the mapping above
         self._activity: dict[str, int] = {}
         self._times = []
+        self._sections: dict[str, WorkSection] = {}  # of nodes that are in another one than a step
         self._has_told = self._is_active = self._rank_ended = False
 
     def _note(self, node: str, message: Message) -> None:
         self._rank_ended |= bool(message["rank_ended"])
+        self._sections.pop(node, None)
+        if (section := WorkSection(message["section"])) is not WorkSection.STEP:
+            self._sections[node] = section
         if self._activity.get(node) != message["activity"]:
             self._activity[node] = message["activity"]
             self._is_active = True
@@ -200,7 +206,7 @@ def _log_rule(node: str, message: Message) -> Input:
 
 
 def _stacks(node: str, message: Message) -> Input:
-    stacks = tuple(RankStack.from_report(node, rank) for rank in message["ranks"])
+    stacks = tuple(RankFacts.from_report(node, rank) for rank in message["ranks"])
     return StacksTaken(node=node, attempt=message["attempt"], stacks=stacks)
 
 

@@ -21,7 +21,7 @@
     departure   leaves nodes before they fail; marks: which, and why
     outcomes    how attempts and jobs end, with the exit codes; stop_reasons, rungs: why they stop, how they begin
     recovery    the recovery ladder: after a fault, the lowest rung that serves
-    hang        detects hangs, and finds the rank at fault
+    hang        detects hangs
     stragglers  nodes for which all others wait
     faults      finds what ended an attempt, from the workers' reports
     gains       the progress that attempts made, for the recovery ladder

@@ -12,7 +12,7 @@ from launcher.core.commands import (
 )
 from launcher.core.faults import Fault, FaultKind, root_cause
 from launcher.core.frozen import replace
-from launcher.core.hang import Stall, suspect
+from launcher.core.hang import Stall
 from launcher.core.inputs import (
     EventsWritten,
     OwnCheckpointsSeen,
@@ -26,6 +26,7 @@ from launcher.core.rungs import Rung
 from launcher.core.state import AgentWorld, Attempt, AttemptPhase, Sigterm, Stage
 from launcher.core.stop_reasons import StopReason
 from launcher.core.turn import Turn
+from launcher.diagnosis.hang_verdict import judge
 
 FOLDER_TIMEOUT_S = 600.0  # a shared file system may be full or fail over for a while
 START_TIMEOUT_S = 300.0  # until workers run on all nodes; a cold import of torch from a shared file system is slow
@@ -251,13 +252,14 @@ def _judge(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=f"{attempt.stall_reason}; then it went on")
         return
     stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
-    suspicion = suspect(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
+    verdict = judge(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
+    guilty = verdict.guilty[0] if verdict.guilty else None
     where = f"{turn.state.job.log_dir.format(attempt=attempt.number)}/rank-*.stack"
     fault = Fault(
         kind=FaultKind.HANG,
-        node=suspicion.stack.node if suspicion.stack else None,
-        rank=suspicion.stack.rank if suspicion.stack else None,
-        reason=f"{stall.reason}; {suspicion.text}; stacks in {where}",
+        node=guilty.node if guilty else None,
+        rank=guilty.rank if guilty else None,
+        reason=f"{stall.reason}; {verdict.text}; stacks in {where}",
         detect_s=round(stall.quiet_s, 3),
     )
     turn.add_fault(fault)

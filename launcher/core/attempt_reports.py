@@ -141,7 +141,7 @@ def on_memory_held(turn: Turn, given: MemoryHeld) -> None:
 
 def on_progress(turn: Turn, given: Progress) -> None:
     turn.see_step(given.step)
-    hang = turn.state.hang.note(
+    hang = turn.state.hang.enter(given.section, turn.now_s).note(
         given.slowest, turn.now_s, is_active=given.is_active, is_over=given.is_over, rank_ended=given.rank_ended
     )
     turn.state = replace(turn.state, hang=hang)

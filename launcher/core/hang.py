@@ -1,13 +1,14 @@
-"""Detects whether the workers hang, and finds the rank at fault. Pure.
+"""Detects whether the workers hang. Pure.
 
 A script that reports its steps (`ckpt.should_save`, `ckpt.should_stop`) hangs if the slowest rank makes no step within
 the timeout. The timeout is `restart.hang_timeout_s`. If that is not set, it is
 
-    max(300 s, 20 x the longest time between two steps so far) x 4 for each hang since the last new step
+    max(300 s, 20 x the longest step so far) x 4 for each hang since the last new step
 
-The factor 4 is for long work without a step, such as an evaluation: it is taken for a hang once or twice, and then has
-enough time. The first step of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has
-ended, is ignored.
+The same holds for a save and for an evaluation that the script tells (`ckpt.section`), with the longest save and
+evaluation so far, and at least CHECKPOINT_S and EVALUATION_S. Their time begins when they begin. The factor 4 is for
+long work that the script does not tell: it is taken for a hang once or twice, and then has enough time. The first step
+of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has ended, is ignored.
 
 A script that reports no steps can only be judged by silence: no output and no CPU time of any worker. This is weaker
 evidence, because a rank may spin while it waits, and a GPU may work while all ranks are silent. So it is used only if
@@ -19,26 +20,30 @@ Once a rank has ended, the others must end too, in any script. They hang if they
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 from launcher.core.frozen import replace
 
 START_S = 1800.0  # until the first step: compilation, data, a slow restore
 ENDED_S = 900.0  # for example an upload by another program, which shows no activity of the rank itself
 FLOOR_S = 300.0
+CHECKPOINT_S = 900.0
+EVALUATION_S = 1800.0
 STEPS_FACTOR = 20.0
 REPEAT_FACTOR = 4.0
 
-_LONGEST = "({allowed:.0f} s allowed, the longest step took {longest:.1f} s)"
+_LONGEST = "({allowed:.0f} s allowed, the longest {section} took {longest:.1f} s)"
 _TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
-_SHOWN_RANKS = 4
-_COLLECTIVE_FILE = re.compile(r"/torch/distributed/")
-_COLLECTIVE_FUNCTIONS = ("_engine_run_backward", "synchronize")  # DDP waits in backward, a device for its kernels
-_STOPPED = ("T", "t")
+
+
+class WorkSection(StrEnum):
+    """What the ranks do between two step boundaries, by the length of its limit."""
+
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,8 @@ class Hang:
         timeout_s: `restart.hang_timeout_s`.
         has_checkpoint: whether the job has a `checkpoint` section, so that its script may tell steps.
         start_s: time allowed until the first step.
-        longest_s: the longest time between two steps, of all attempts.
+        longest_s, longest_checkpoint_s, longest_evaluation_s: the longest step, save and evaluation of all attempts.
+        section, section_s: what the ranks do, and since when.
         step: step of the slowest rank; None before the first.
         step_s, active_s: time at which that step was finished; time of the last activity of any worker.
         is_over: whether no rank will report another step.
@@ -73,6 +79,10 @@ class Hang:
     has_checkpoint: bool = True
     start_s: float = START_S
     longest_s: float = 0.0
+    longest_checkpoint_s: float = 0.0
+    longest_evaluation_s: float = 0.0
+    section: WorkSection = WorkSection.STEP
+    section_s: float = 0.0
     step: int | None = None
     step_s: float = 0.0
     active_s: float = 0.0
@@ -81,7 +91,20 @@ class Hang:
 
     def begin(self, now_s: float) -> Hang:
         """Starts the times at the moment when an attempt's workers run."""
-        return replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
+        begun = replace(self, step=None, step_s=now_s, active_s=now_s, is_over=False, rank_ended=False)
+        return replace(begun, section=WorkSection.STEP, section_s=now_s)
+
+    def enter(self, section: WorkSection, now_s: float) -> Hang:
+        """Updates what the ranks do. A section that ends shows how long such a section may take."""
+        if section is self.section:
+            return self
+        took_s = now_s - self.section_s
+        ended = replace(self, section=section, section_s=now_s)
+        if self.section is WorkSection.CHECKPOINT:
+            return replace(ended, longest_checkpoint_s=max(self.longest_checkpoint_s, took_s))
+        if self.section is WorkSection.EVALUATION:
+            return replace(ended, longest_evaluation_s=max(self.longest_evaluation_s, took_s))
+        return ended
 
     def note(self, slowest: int | None, now_s: float, *, is_active: bool, is_over: bool, rank_ended: bool) -> Hang:
         """Updates the progress.
@@ -97,14 +120,15 @@ class Hang:
         if slowest == self.step:
             return replace(self, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
         longest_s = self.longest_s
-        if self.step is not None and slowest is not None:
-            longest_s = max(longest_s, now_s - self.step_s)
+        if self.step is not None and slowest is not None and self.section is WorkSection.STEP:
+            longest_s = max(longest_s, now_s - max(self.step_s, self.section_s))
         stepped = replace(self, step=slowest, step_s=now_s, longest_s=longest_s)
         return replace(stepped, active_s=active_s, is_over=is_over, rank_ended=rank_ended)
 
     def pause(self, seconds: float) -> Hang:
         """Moves all times by a period in which no progress could be received."""
-        return replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
+        moved = replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
+        return replace(moved, section_s=self.section_s + seconds)
 
     def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[tuple[float, float, str]]:
         """The limits: start, allowed seconds, and the reason if the limit is exceeded.
@@ -123,8 +147,9 @@ class Hang:
         if self.is_over:
             return
         if self.step is not None:
-            text = "no step after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
-            yield self.step_s, self.allowance_s(hangs), text
+            what = "no step" if self.section is WorkSection.STEP else "{section} without an end"
+            text = what + " after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
+            yield max(self.step_s, self.section_s), self.allowance_s(hangs), text
         elif self.has_checkpoint:  # a script that reports steps is late; another one is only silent
             start_s = max(self.start_s, self.timeout_s or 0.0)
             sign = "" if tells_steps else ", no output and no CPU time used"
@@ -142,7 +167,8 @@ class Hang:
         for since_s, allowed_s, text in self.limits(hangs, tells_steps=tells_steps):
             if now_s >= since_s + allowed_s:
                 quiet_s = now_s - since_s
-                reason = text.format(quiet=quiet_s, allowed=allowed_s, step=self.step, longest=self.longest_s)
+                known = {"step": self.step, "section": self.section, "longest": self._floor_and_longest[1]}
+                reason = text.format(quiet=quiet_s, allowed=allowed_s, **known)
                 return Stall(quiet_s=quiet_s, reason=reason)
         return None
 
@@ -152,130 +178,16 @@ class Hang:
         return min([since_s + allowed_s for since_s, allowed_s, _ in limits], default=None)
 
     def allowance_s(self, hangs: int) -> float:
-        """The seconds that the next step may take."""
+        """The seconds that the next step may take, or the section in which the ranks are."""
         if self.timeout_s is not None:
             return self.timeout_s
-        return max(FLOOR_S, STEPS_FACTOR * self.longest_s) * REPEAT_FACTOR**hangs
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStack:
-    """The position of one rank when the stacks were taken.
-
-    Attributes:
-        rank: the rank.
-        node: its node.
-        state: the kernel's state letter: R, S, D, T (stopped); "" if the process is gone.
-        boundary: number of step boundaries passed in this attempt; None if it reports none.
-        frames: its main thread's frames as "function (file:line)", innermost first; empty if it did not answer.
-    """
-
-    rank: int
-    node: str
-    state: str
-    boundary: int | None
-    frames: tuple[str, ...]
-
-    @classmethod
-    def from_report(cls, node: str, report: Mapping[str, Any]) -> RankStack:
-        """Parses an item of `ranks` in a runner's message "stacks"."""
-        return cls(
-            rank=report["rank"],
-            node=node,
-            state=report["state"],
-            boundary=report["boundary"],
-            frames=tuple(report["frames"]),
-        )
+        floor_s, longest_s = self._floor_and_longest
+        return max(floor_s, STEPS_FACTOR * longest_s) * REPEAT_FACTOR**hangs
 
     @property
-    def runs(self) -> bool:
-        return self.state not in ("", "Z", "X")
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.state in _STOPPED
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether it is inside a collective, according to its Python frames."""
-        for frame in self.frames:
-            if _COLLECTIVE_FILE.search(frame) or frame.startswith(_COLLECTIVE_FUNCTIONS):
-                return True
-            if "/torch/" not in frame:
-                break
-        return False
-
-    @property
-    def where(self) -> str:
-        """The innermost frame outside torch."""
-        outside = (frame for frame in self.frames if "/torch/" not in frame)
-        return next(outside, self.frames[0] if self.frames else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """The rank at fault, if one stands out.
-
-    Attributes:
-        stack: the stack of that rank; None if no rank stands out.
-        text: the reason in words.
-    """
-
-    stack: RankStack | None
-    text: str
-
-
-def suspect(stacks: Iterable[RankStack], nodes_unheard: Sequence[str] = ()) -> Suspicion:
-    """Finds the rank for which the others wait.
-
-    The checks, in order: a rank that is stopped; one that does not answer while others do; one outside the collective
-    in which others wait; one that has passed fewer step boundaries; one whose stack differs from most; one that has
-    ended.
-
-    Args:
-        stacks: the stacks of all ranks whose nodes answered.
-        nodes_unheard: nodes whose runners did not answer.
-    """
-    told = sorted(stacks, key=lambda stack: stack.rank)
-    ranks = [stack for stack in told if stack.runs]
-    found = _pick([s for s in ranks if s.is_stopped], ranks, "stopped by a signal (state T)")
-    found = found or _pick([s for s in ranks if not s.frames], ranks, "does not answer")
-    if not found and any(s.waits_for_others for s in ranks):
-        found = _pick([s for s in ranks if not s.waits_for_others], ranks, "not in the collective that others wait in")
-    found = found or _behind(ranks) or _differing(ranks)
-    if not found and len(ranks) == 1 and not ranks[0].waits_for_others:
-        found = _pick(ranks, ranks, "the only one that still runs")
-    found = found or _pick([s for s in told if not s.runs], told, "has ended before the others")
-    if nodes_unheard:
-        unheard = f"no stacks came from {','.join(nodes_unheard)}"
-        found = Suspicion(stack=found.stack, text=f"{found.text}; {unheard}") if found else None
-        return found or Suspicion(stack=None, text=unheard)
-    return found or Suspicion(stack=None, text="no single rank stands out")
-
-
-def _behind(ranks: Sequence[RankStack]) -> Suspicion | None:
-    boundaries = {s.boundary for s in ranks if s.boundary is not None}
-    if len(boundaries) < 2:
-        return None
-    return _pick([s for s in ranks if s.boundary == min(boundaries)], ranks, "behind the others by its steps")
-
-
-def _differing(ranks: Sequence[RankStack]) -> Suspicion | None:
-    places = Counter(s.frames[:1] for s in ranks)
-    if not places:
-        return None
-    common, count = places.most_common(1)[0]
-    if 2 * count <= len(ranks):
-        return None
-    return _pick([s for s in ranks if s.frames[:1] != common], ranks, "elsewhere than most")
-
-
-def _pick(picked: Sequence[RankStack], ranks: Sequence[RankStack], why: str) -> Suspicion | None:
-    """A suspicion; None if it fits no rank, or all of several ranks."""
-    if not picked or (len(picked) == len(ranks) > 1):
-        return None
-    first = picked[0]
-    at = f", in {first.where}" if first.where else f", state {first.state}" if first.state not in ("", "T", "t") else ""
-    others = [str(s.rank) for s in picked[1 : 1 + _SHOWN_RANKS]] + ["..."] * (len(picked) > 1 + _SHOWN_RANKS)
-    also = f"; so is rank {', '.join(others)}" if others else ""
-    return Suspicion(stack=first, text=f"rank {first.rank} on {first.node}: {why}{at}{also}")
+    def _floor_and_longest(self) -> tuple[float, float]:
+        if self.section is WorkSection.CHECKPOINT:
+            return CHECKPOINT_S, self.longest_checkpoint_s
+        if self.section is WorkSection.EVALUATION:
+            return EVALUATION_S, self.longest_evaluation_s
+        return FLOOR_S, self.longest_s

@@ -9,9 +9,10 @@ from enum import Enum
 from typing import Any
 
 from launcher.core.commands import Purpose
-from launcher.core.hang import RankStack
+from launcher.core.hang import WorkSection
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
 from launcher.diagnosis.slow_rank import Straggler
 
@@ -215,6 +216,7 @@ class Progress:
         is_over: whether ranks have reported steps and none will report another.
         is_active: whether any worker wrote output or used CPU time since the last report.
         rank_ended: whether a rank has ended.
+        section: what the ranks do: the section with the longest limit that any of them is in.
     """
 
     attempt: int
@@ -223,6 +225,7 @@ class Progress:
     is_over: bool = False
     is_active: bool = False
     rank_ended: bool = False
+    section: WorkSection = WorkSection.STEP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +297,7 @@ class StacksTaken:
 
     node: str
     attempt: int
-    stacks: tuple[RankStack, ...]
+    stacks: tuple[RankFacts, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from enum import Enum
 from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import Fault
-from launcher.core.hang import Hang, RankStack
+from launcher.core.hang import Hang
 from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
 from launcher.core.marks import Marks
 from launcher.core.members import Members, Network
@@ -21,6 +21,7 @@ from launcher.core.replay import History
 from launcher.core.rungs import Rung
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
+from launcher.diagnosis.hang_facts import RankFacts
 
 Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
@@ -286,7 +287,7 @@ class Attempt:
     stop_sent: StopReason | None = None
     is_stopped: bool = False
     stall_reason: str = ""
-    stacks: HashTrieMap[str, tuple[RankStack, ...]] = field(default_factory=HashTrieMap)
+    stacks: HashTrieMap[str, tuple[RankFacts, ...]] = field(default_factory=HashTrieMap)
     others_s: float | None = None
     memory_s: float | None = None
 

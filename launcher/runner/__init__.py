@@ -23,6 +23,8 @@
     activity.py    detects whether the workers do anything
     stacks.py      stack dumps of hung workers
     step_times.py  the times of a worker's last steps; step_hooks.py: how it measures them
+    ras.py         what NCCL's RAS tells of a hang
+    collectives.py  the collectives that a worker has entered, from torch's Flight Recorder
 
 The messages to and from the supervisor are in launcher.connections.messages.
 """

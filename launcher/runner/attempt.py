@@ -17,6 +17,7 @@ from ckpt.agent.process.launch import PID_FILE
 from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, environment_of, handles
 from launcher.connections.channel import Message
+from launcher.core.hang import WorkSection
 from launcher.env.fabric import fabric_environment
 from launcher.job import gpus
 from launcher.job.jobfile import JobSpec
@@ -31,6 +32,7 @@ from launcher.runner.log_watch import LogWatch
 from launcher.runner.network import NetworkWatch, nccl_log_pattern
 from launcher.runner.node_watch import NodeWatch
 from launcher.runner.port import free_port
+from launcher.runner.ras import collect
 from launcher.runner.stacks import Worker, dump
 from launcher.runner.step_times import StepReader, fewest_steps
 from launcher.runner.variables import worker_environment
@@ -176,7 +178,8 @@ class NodeAttempt:
         activity = self._activity
         times = [list(astuple(found)) for reader in self._readers if (found := reader.take()) is not None]
         known = {"step": step, "slowest": slowest, "activity": activity.count, "rank_ended": activity.has_ended}
-        return known | {"times": times}
+        section = self._watch.section() if self._watch is not None else WorkSection.STEP
+        return known | {"times": times, "section": section}
 
     async def look(self) -> None:
         """Reads the workers' logs in a thread, because their file system may hang. Reports once if NCCL does not use
@@ -261,10 +264,15 @@ class NodeAttempt:
             self._rejoining = asyncio.create_task(self._make_way(self._watch, generation))
 
     async def dump(self, attempt: int) -> None:
-        """Writes and reports the position of each worker."""
+        """Writes and reports the position of each worker. The first node also asks NCCL's RAS."""
         boundaries = self._watch.boundaries() if self._watch is not None else {}
         workers = [Worker(rank=rank, pid=pid, boundary=boundaries.get(rank)) for rank, pid in self._pids.items()]
-        self._send({"op": "stacks", "attempt": attempt, "ranks": await dump(workers, self._log_dir(attempt))})
+        log_dir = self._log_dir(attempt)
+        asks_ras = self._first_rank == 0 and self._spec is not None and bool(self._spec.gpus_per_node)
+        environment = os.environ | (self._spec.env if self._spec is not None else {})
+        ras = [collect(log_dir, environment)] if asks_ras else []
+        ranks, *_ = await asyncio.gather(dump(workers, log_dir), *ras)
+        self._send({"op": "stacks", "attempt": attempt, "ranks": ranks})
 
     async def kill(self, attempt: int) -> None:
         """Ends an attempt, if it runs here, and reports that no process of it is left."""

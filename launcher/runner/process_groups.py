@@ -12,6 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from launcher.runner.collectives import remember_groups
+
 _kept: set[dist.ProcessGroup] = set()
 
 
@@ -21,6 +23,7 @@ def keep_process_groups() -> None:
 
     @functools.wraps(destroy)
     def shut_down(*args: Any, **kwargs: Any) -> None:
+        remember_groups()
         _kept.update(distributed_c10d._world.pg_map)
         destroy(*args, **kwargs)
 

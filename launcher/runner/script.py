@@ -24,6 +24,7 @@ from typing import Any
 
 from holdfast.base.processes import die_with_parent
 from launcher.job.module_names import give_back
+from launcher.runner.collectives import answer_collective_requests, recorder_variables
 from launcher.runner.last_words import LastWords
 from launcher.runner.stacks import answer_stack_requests
 from launcher.runner.step_signals import leave_signals_to_the_rank
@@ -59,6 +60,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
         "TORCHELASTIC_RUN_ID": task["run_id"],
     }
     os.environ |= tracker_variables(os.environ)
+    os.environ |= recorder_variables(os.environ, import_module("torch").__version__)  # a runner imports this module
     if task["command"]:
         _become([*task["command"], *task["args"]])
     leave_signals_to_the_rank()
@@ -66,6 +68,7 @@ def run_script(task: dict[str, Any], agent_pid: int, last_words: Sequence[LastWo
         # Spawned processes import it by this name. Modules of the script may have the names of the other packages.
         import_module("holdfast.own_rendezvous").serve_other_ports(int(port))
     answer_stack_requests()
+    answer_collective_requests()
     if task["measure_steps"]:
         import_module("launcher.runner.step_hooks").measure_steps()  # a runner imports this module, without torch
     script, module = task["script"], task["module"]

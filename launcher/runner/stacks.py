@@ -1,5 +1,7 @@
 """Stack dumps of a node's workers: the position of each worker, in `log/attempt-<k>/rank-<r>.stack`.
 
+The file also has the collectives that the worker has entered; see `launcher.runner.collectives`.
+
 On STACK_SIGNAL, faulthandler in the worker prints all threads into a file in the worker's memory (memfd). This needs no
 lock, no interpreter and no file system. The runner reads the file there. If the handler cannot answer, because the
 process is stopped or in uninterruptible sleep, the kernel gives its state, and py-spy its frames if it is installed
@@ -25,6 +27,8 @@ from typing import Any
 
 from holdfast.base.environment import Variable
 from holdfast.base.processes import handles, open_memfd, state_of, status_of
+from launcher.diagnosis.hang_facts import is_unusual, ranks_text
+from launcher.runner import collectives
 from slurm import SlurmError
 from slurm.command import run
 
@@ -39,6 +43,8 @@ _POLL_S = 0.02
 _SETTLED_S = 0.1  # the dump is complete after this time without output
 _DUMP_BYTES = 1 << 20
 _TOLD_FRAMES = 12
+_TOLD_COLLECTIVES = 8  # of each process group
+_WHAT_CHARS = 120
 _FRAME_CHARS = 200
 _PR_SET_PTRACER = 0x59616D61
 _STATUS = ("State", "SigPnd", "ShdPnd", "SigBlk", "SigCgt", "VmRSS", "Threads")  # proc(5)
@@ -76,24 +82,79 @@ async def dump(workers: Iterable[Worker], log_dir: Path) -> list[dict[str, Any]]
         log_dir: the attempt's folder.
 
     Returns:
-        {rank, state, boundary, frames} for each; frames: of the main thread, innermost first.
+        for each what launcher.diagnosis.hang_facts:RankFacts needs; frames: of the main thread, innermost first.
     """
     return list(await asyncio.gather(*(_dump(worker, log_dir) for worker in workers)))
 
 
 async def _dump(worker: Worker, log_dir: Path) -> dict[str, Any]:
-    state = state_of(worker.pid)
-    parts = [_head(worker, state)]
-    text, source = await _ask(worker.pid), "faulthandler"
-    if not text and state:
-        parts += [_kernel_view(worker.pid)]
-        text, source = await asyncio.to_thread(_py_spy, worker.pid), "py-spy"
-    if text:
-        parts += [f"--- {source}\n{text}"]
+    state, wait = state_of(worker.pid), _wait(worker.pid)
+    stack, answer = await asyncio.gather(_stack(worker.pid, state), collectives.ask(worker.pid))
+    parts = [_head(worker, state), *stack, *_collectives_text(answer)]
     # A shared file system that does not answer must not stop the runner.
     await asyncio.to_thread(_append, log_dir / f"rank-{worker.rank}.stack", "\n".join(parts) + "\n")
-    frames = main_thread(text)[:_TOLD_FRAMES]
-    return {"rank": worker.rank, "state": state, "boundary": worker.boundary, "frames": frames}
+    return {
+        "rank": worker.rank,
+        "state": state,
+        "boundary": worker.boundary,
+        "frames": main_thread(stack[-1] if stack else "")[:_TOLD_FRAMES],
+        "wait": wait,
+        "runs_threads": None if answer == {} else answer is not None,
+        **_entered(answer or {}),
+    }
+
+
+async def _stack(pid: int, state: str) -> list[str]:
+    """The worker's stack. If its handler does not answer: the kernel's view, and py-spy's."""
+    if text := await _ask(pid):
+        return [f"--- faulthandler\n{text}"]
+    if not state:
+        return []
+    text = await asyncio.to_thread(_py_spy, pid)
+    return [_kernel_view(pid), *([f"--- py-spy\n{text}"] if text else [])]
+
+
+def _entered(answer: dict[str, Any]) -> dict[str, Any]:
+    """The newest collectives of each group, as few and as short as the verdict needs."""
+    entries, groups = answer.get("collectives", []), answer.get("groups", {})
+    newest: dict[str, list[int]] = {}
+    for index, entry in enumerate(entries):
+        if not entry["is_p2p"]:
+            newest.setdefault(entry["group"], []).append(index)
+    told = [
+        entries[index] for index in sorted(index for kept in newest.values() for index in kept[-_TOLD_COLLECTIVES:])
+    ]
+    return {
+        "entered": [
+            {
+                "group": entry["group"],
+                "desc": groups[entry["group"]]["desc"],
+                "ranks": ranks_text(groups[entry["group"]]["ranks"]),
+                "seq": entry["seq"],
+                "op": entry["op"],
+                "what": f"{entry['sizes']} {entry['dtype']}"[:_WHAT_CHARS],
+                "is_over": entry["left_ns"] is not None,
+            }
+            for entry in told
+        ],
+        "is_unusual": is_unusual([f"{entry['group']} {entry['op']} {entry['sizes']}" for entry in entries]),
+    }
+
+
+def _collectives_text(answer: dict[str, Any] | None) -> list[str]:
+    """The worker's newest collectives for people, oldest first."""
+    if answer is None:
+        return ["--- collectives: no Python thread answers: the process is stopped, or C code holds its GIL"]
+    if not answer:
+        return []
+    if answer["problem"]:
+        return [f"--- collectives: {answer['problem']}"]
+    lines = [
+        f"  {time.strftime('%H:%M:%S', time.localtime(entry['entered_ns'] / 1e9))} group {entry['group']} "
+        f"{'p2p ' if entry['is_p2p'] else ''}{entry['seq']}: {entry['op']} {entry['sizes']} {entry['dtype']}"
+        for entry in answer["collectives"]
+    ]
+    return ["--- collectives entered, oldest first", *lines]
 
 
 def main_thread(text: str) -> list[str]:
@@ -140,6 +201,13 @@ def _py_spy(pid: int) -> str:
         return run([program, "dump", "--nonblocking", "--pid", str(pid)], timeout_s=PY_SPY_S, check=False).stdout
     except SlurmError:
         return ""
+
+
+def _wait(pid: int) -> str:
+    """The kernel function in which the main thread waits; "" if it runs, or if this user may not read it."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text().strip().strip("0")
+    return ""
 
 
 def _head(worker: Worker, state: str) -> str:

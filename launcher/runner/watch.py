@@ -13,6 +13,7 @@ from typing import Any
 from ckpt import Board, CheckpointError, Monitor
 from holdfast.base.environment import Variable
 from holdfast.base.processes import environment_of, state_of
+from launcher.core.hang import WorkSection
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,12 @@ class Watch:
             return None
         rows = (row for row in board.rows() if row.attempt == self.attempt and not row.left)
         return min((row.step for row in rows if state_of(row.pid) not in ("", "Z", "X")), default=None)
+
+    def section(self) -> WorkSection:
+        """What the workers do: the section with the longest limit that any of them is in."""
+        rows = board.rows() if (board := self._followed()) is not None else []
+        told = (WorkSection(row.section) for row in rows if row.attempt == self.attempt and not row.left)
+        return max(told, key=list(WorkSection).index, default=WorkSection.STEP)
 
     def boundaries(self) -> dict[int, int]:
         """Number of step boundaries passed in this attempt, by rank, for ranks that report them."""

@@ -141,6 +141,19 @@ def test_workers_in_lockstep_all_stop_at_the_same_boundary(tmp_path: Path, round
     assert len(stopped) == workers and len(set(stopped.values())) == 1
 
 
+def test_a_section_is_told_until_it_ends_whatever_boundaries_come_meanwhile(tmp_path: Path) -> None:
+    reader = Board.create(tmp_path, attempt=3)
+    worker = cadence(Board.open(tmp_path))
+    with worker.section("evaluation"):
+        assert reader.rows() == [], "before the first boundary there is no row"
+        worker.should_save(1)
+        assert [row.section for row in reader.rows()] == ["evaluation"]
+        with worker.section("checkpoint"):
+            assert [row.section for row in reader.rows()] == ["checkpoint"]
+        assert [row.section for row in reader.rows()] == ["evaluation"]
+    assert [row.section for row in reader.rows()] == ["step"]
+
+
 def test_worker_that_has_left_is_known_until_it_comes_back(tmp_path: Path) -> None:
     board = Board.create(tmp_path, attempt=0)
     board.write_row(1, rank=1, attempt=0, boundary=2, step=2)

@@ -24,6 +24,7 @@ from ckpt.agent.rpc.client import AgentClient
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError, ConfigError, StateError
 from ckpt.format.shard_record import read_record
+from ckpt.memory.board import Board
 from ckpt.tiers.posix import SharedTier
 from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.load import shard_reader as saved_module
@@ -549,6 +550,35 @@ def test_a_stop_is_seen_once_saved_and_flushed(node: Node) -> None:
                     break
             assert due
     assert SharedTier(node.shared, "ns").steps()[0].step == step
+
+
+class TellsSection:
+    """An object of the state that notes what the board says of the rank while it is saved."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.section = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        self.section = Board.open(self._node.ram_dir).rows()[0].section
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_a_save_and_an_evaluation_are_told_to_the_launcher_while_they_last(node: Node) -> None:
+    with node.start() as ckpt:
+        saved = TellsSection(node)
+        ckpt.should_save(1)
+        ckpt.save(1, {"x": saved})
+        assert saved.section == "checkpoint"
+        board = Board.open(node.ram_dir)
+        with ckpt.section("evaluation"):
+            assert board.rows()[0].section == "evaluation"
+        assert board.rows()[0].section == "step"
+        with pytest.raises(ConfigError, match=r"got 'step', expected one of .*, checkpoint, evaluation"):
+            ckpt.section("step")
 
 
 def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:

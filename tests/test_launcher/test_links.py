@@ -17,7 +17,7 @@ from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, 
 SECRET = b"secret"
 HELLO: Message = {"op": "hello", "pid": 1, "problem": None, "attempt": None, "addresses": [], "warm": True, "port": 1}
 BEAT: Message = {"op": "heartbeat", "attempt": None, "step": None, "slowest": None, "activity": 0, "times": []}
-BEAT |= {"rank_ended": False, "warm": True, "port": 1}
+BEAT |= {"rank_ended": False, "section": "step", "warm": True, "port": 1}
 DEADLINE_S = 30.0
 
 

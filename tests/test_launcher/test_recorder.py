@@ -38,6 +38,7 @@ class HeardWhileItHangs(Talkers):
                 "warm": True,
                 "port": 1,
                 "times": [],
+                "section": "step",
             }
             while not self.goes_on.is_set():
                 channel.send({"op": "heartbeat"} | state | attempt)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from waiting import until
 
+from ckpt import Board
 from ckpt.agent.process.launch import command
 from holdfast.base.processes import state_of
 from launcher.runner import watch
@@ -107,6 +108,25 @@ def test_an_agent_that_answers_is_kept_however_often_it_is_asked(
             while found._unanswered:
                 await asyncio.sleep(0.001)
         assert not lost(told)
+        found.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_the_section_with_the_longest_limit_is_told_of_workers_that_still_train(
+    tmp_path: Path, agent: subprocess.Popen[bytes]
+) -> None:
+    async def scenario() -> None:
+        found = await joined(tmp_path / "ram", [])
+        board = Board.open(tmp_path / "ram")
+        for rank in (0, 1, 2):
+            board.write_row(rank, rank=rank, attempt=3, boundary=1, step=1)
+        assert found.section() == "step"
+        board.set_section(0, "checkpoint")
+        board.set_section(1, "evaluation")
+        assert found.section() == "evaluation"
+        board.leave(1)
+        assert found.section() == "checkpoint"
         found.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -258,7 +258,7 @@ def test_top_for_all_users_has_the_jobs_of_slurms_queue(tmp_path: Path, monkeypa
 def test_the_steps_of_the_heartbeats_are_those_of_the_status(tmp_path: Path) -> None:
     heartbeats = Heartbeats()
     assert heartbeats.steps() is None
-    beat = {"attempt": 0, "activity": 1, "rank_ended": False, "warm": True, "times": []}
+    beat = {"attempt": 0, "activity": 1, "rank_ended": False, "warm": True, "times": [], "section": "step"}
     heartbeats.add("n1", beat | {"step": 12, "slowest": 12})
     heartbeats.add("n2", beat | {"step": 12, "slowest": 9})
     steps = heartbeats.steps()

@@ -801,8 +801,10 @@ def test_rank_that_blocks_is_found_by_silence_where_no_steps_are_told(make_job: 
     (fault,) = job.events("fault")
     assert (fault["kind"], fault["node"], fault["rank"]) == ("hang", "node1", 1), fault
     assert "no output and no CPU time of any worker" in fault["reason"] and "weaker evidence" in fault["reason"]
-    assert "not in the collective that others wait in, in take_the_lock (" in fault["reason"]
+    assert "in which rank 0 waits: it waits for a lock or another thread, in take_the_lock (" in fault["reason"]
+    assert "rank 1 on node1: has not entered all_reduce" in fault["reason"]
     waiting, locked = (job.dir / "log" / "attempt-0" / f"rank-{rank}.stack" for rank in (0, 1))
+    assert "--- collectives entered, oldest first" in waiting.read_text()
     assert "all_reduce" in waiting.read_text() and "script.py" in waiting.read_text()
     assert "in take_the_lock" in locked.read_text()
     assert len(job.events("attempt_start")) == 2

@@ -1,16 +1,14 @@
-"""When workers count as hung, and whom that is put down to. Times are given, none pass."""
+"""When workers count as hung. Times are given, none pass."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.connections.reports import Heartbeats
-from launcher.core.hang import Hang, RankStack, suspect
+from launcher.core.hang import Hang
 from launcher.core.replay import History, replay
 
 NODES = ("a", "b")
-GLOO = ("wait (/lib/torch/distributed/distributed_c10d.py:9)", "train (/job/train.py:30)")
-LOCKED = ("load_batch (/job/train.py:12)", "train (/job/train.py:29)")
 
 
 class Attempt:
@@ -19,6 +17,7 @@ class Attempt:
     def __init__(self, timeout_s: float | None, *, has_checkpoint: bool = True) -> None:
         self.now_s = 1000.0
         self.rank_ended = False
+        self.section = "step"
         self._number = -1
         self._activity = 0
         self._heartbeats = Heartbeats()
@@ -56,10 +55,11 @@ class Attempt:
                 "rank_ended": self.rank_ended,
                 "times": [],
             }
+            state["section"] = self.section if node == NODES[0] else "step"
             self._heartbeats.add(node, {"attempt": self._number, "warm": True, **state})
         told = self._heartbeats.progress()
         if told is not None:
-            self.hang = self.hang.note(
+            self.hang = self.hang.enter(told.section, self.now_s).note(
                 told.slowest, self.now_s, is_active=told.is_active, is_over=told.is_over, rank_ended=told.rank_ended
             )
 
@@ -124,6 +124,44 @@ def test_work_without_steps_that_was_taken_for_a_hang_gets_longer_until_it_is_do
     assert attempt.allowance_s == 300
 
 
+def test_a_long_evaluation_or_save_that_the_script_tells_is_no_hang() -> None:
+    attempt = Attempt(None)
+    attempt.passes(1, 7, 7)
+    for section, least_s in (("checkpoint", 900), ("evaluation", 1800)):
+        attempt.section = section
+        assert attempt.passes(least_s - 1, 7, 7) is None and attempt.allowance_s == least_s
+        attempt.section = "step"
+        assert attempt.passes(299, 7, 7) is None, "the time of the step begins again"
+        attempt.passes(1, 8, 8)
+        attempt.passes(1, 7, 7)
+
+
+def test_the_limit_of_a_section_is_learned_and_its_time_does_not_count_as_a_steps() -> None:
+    attempt = Attempt(None)
+    attempt.passes(1, 7, 7)
+    attempt.section = "evaluation"
+    attempt.passes(600, 7, 7)
+    attempt.section = "step"
+    attempt.passes(1, 7, 7)
+    attempt.passes(1, 8, 8)
+    assert attempt.allowance_s == 300
+    attempt.section = "evaluation"
+    attempt.passes(1, 8, 8)
+    assert attempt.allowance_s == 20 * 600
+    said = attempt.passes(20 * 600 + 1, 8, 8) or ""
+    assert (
+        said.startswith("evaluation without an end after step 8 for 12") and "longest evaluation took 600.0 s" in said
+    )
+
+
+def test_the_timeout_of_the_job_file_holds_for_each_section() -> None:
+    attempt = Attempt(10.0)
+    assert attempt.passes(9, 7, 7) is None
+    attempt.section = "evaluation"
+    assert attempt.passes(9, 7, 7) is None, "the evaluation has its own time"
+    assert "evaluation without an end" in (attempt.passes(5, 7, 7) or "")
+
+
 def test_the_first_step_may_take_longer() -> None:
     attempt = Attempt(10.0)
     attempt.event("first_step")  # of an attempt before: this script tells its steps
@@ -178,34 +216,3 @@ def test_a_supervisor_that_did_not_run_blames_nobody() -> None:
     assert attempt.check() is None
     assert attempt.passes(4, 7, 7) is None
     assert attempt.passes(3, 7, 7) is not None
-
-
-def rank(rank: int, *frames: str, state: str = "S", boundary: int | None = None) -> RankStack:
-    return RankStack(rank=rank, node=f"node{rank // 2}", state=state, boundary=boundary, frames=frames)
-
-
-@pytest.mark.parametrize(
-    ("stacks", "found", "why"),
-    [
-        ([rank(0, *GLOO), rank(1, *GLOO), rank(2, state="T"), rank(3, *GLOO)], 2, "stopped by a signal"),
-        ([rank(0, *GLOO), rank(1, state="D")], 1, "does not answer, state D"),
-        ([rank(0, *LOCKED), rank(1, *GLOO)], 0, "not in the collective that others wait in, in load_batch (/job/train"),
-        ([rank(0, *LOCKED, boundary=9), rank(1, *GLOO, boundary=8)], 0, "not in the collective"),
-        ([rank(0, *GLOO, boundary=9), rank(1, *GLOO, boundary=8)], 1, "behind the others by its steps"),
-        ([rank(0, "a (/x:1)"), rank(1, "a (/x:1)"), rank(2, "b (/x:2)")], 2, "elsewhere than most"),
-        ([rank(0, *LOCKED), rank(1, *LOCKED), rank(2, *GLOO)], 0, "so is rank 1"),
-        ([rank(0, state=""), rank(1, *LOCKED)], 1, "the only one that still runs"),
-        ([rank(0, state="Z"), rank(1, *GLOO), rank(2, *GLOO)], 0, "has ended before the others"),
-        ([rank(0, *LOCKED)], 0, "load_batch"),
-    ],
-)
-def test_the_rank_that_others_wait_for_is_named(stacks: list[RankStack], found: int, why: str) -> None:
-    suspicion = suspect(reversed(stacks))
-    assert suspicion.stack is not None and suspicion.stack.rank == found
-    assert f"rank {found} on node{found // 2}: " in suspicion.text and why in suspicion.text
-
-
-def test_nobody_is_named_where_all_look_alike() -> None:
-    suspicion = suspect([rank(0, *GLOO), rank(1, *GLOO)])
-    assert (suspicion.stack, suspicion.text) == (None, "no single rank stands out")
-    assert "no stacks came from n3" in suspect([rank(0, *GLOO), rank(1, *GLOO)], ["n3"]).text

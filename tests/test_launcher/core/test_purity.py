@@ -14,7 +14,7 @@ import pytest
 from mypy import api
 
 from launcher.core import attempt, commands, decision, faults, gains, hang, inputs, members, recovery, replay, state
-from launcher.diagnosis import cause, rules
+from launcher.diagnosis import cause, hang_facts, hang_verdict, rules
 from launcher.supervisor.supervisor import Supervisor
 
 CORE = Path(decision.__file__).parent
@@ -109,7 +109,10 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     "kind",
     [
         each
-        for module in (state, inputs, commands, members, replay, gains, faults, hang, recovery, cause, rules)
+        for module in (
+            *(state, inputs, commands, members, replay, gains, faults, hang, recovery),
+            *(cause, rules, hang_facts, hang_verdict),
+        )
         for each in dataclasses_of(module)
     ],
     ids=lambda kind: kind.__name__,
