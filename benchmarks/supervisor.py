@@ -131,7 +131,7 @@ class _Clients:
                     self._attempts[node] = message["attempt"]
                     channel.send({"op": "started", "attempt": message["attempt"], "pids": list(range(8))})
                 elif message["op"] == "kill":
-                    channel.send({"op": "killed", "attempt": message["attempt"], "step": None, "left": []})
+                    channel.send({"op": "killed", "attempt": message["attempt"], "step": None, "left": [], "held": ""})
                 message = await channel.receive()
         beat.cancel()
         await channel.close()
@@ -150,8 +150,15 @@ class _Clients:
             step += 1
             if node not in self._muted:
                 told = {"attempt": self._attempts.get(node), "step": 100_000 + step, "slowest": 100_000 + step}
-                news = {"activity": step, "rank_ended": False, "section": "step", "warm": True, "port": 20000}
-                channel.send({"op": "heartbeat"} | told | news)
+                news = {
+                    "activity": step,
+                    "rank_ended": False,
+                    "section": "step",
+                    "warm": True,
+                    "port": 20000,
+                    "times": [],
+                }
+                channel.send({"op": "heartbeat", "times": []} | told | news)
             await asyncio.sleep(HEARTBEAT_S)
 
     def _answer(self, what: str, node: str | None) -> Any:

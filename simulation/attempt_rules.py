@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.core import inputs as given
+from launcher.core.attempt import BEFORE_END
 from launcher.core.members import Phase
 from launcher.core.state import AttemptPhase
 from simulation.decided import AT_WORK, Decided, Rule
@@ -101,10 +102,10 @@ def _committed(its: Decided, message: given.Committed) -> Iterator[str]:
             yield "the slowest rank is further than that"
 
 
-def _fabric_missed(its: Decided, message: given.FabricMissed) -> Iterator[str]:
-    attempt = its.after.attempt
-    is_fault = attempt is not None and any("fabric" in fault.kind for fault in attempt.faults)
-    if message.is_required and its.is_same_attempt and not is_fault:
+def _fault_reported(its: Decided, message: given.FaultReported) -> Iterator[str]:
+    before, attempt = its.before.attempt, its.after.attempt
+    is_fault = attempt is not None and any(fault.kind is message.kind for fault in attempt.faults)
+    if before is not None and before.phase in BEFORE_END and its.is_same_attempt and not is_fault:
         yield "it is no fault"
 
 
@@ -191,7 +192,7 @@ RULES: dict[type, Rule] = {
     given.Progress: _progress,
     given.FirstStep: _first_step,
     given.Committed: _committed,
-    given.FabricMissed: _fabric_missed,
+    given.FaultReported: _fault_reported,
     given.RestoreRefused: _restore_refused,
     given.StopHandled: _stop_handled,
     given.StacksTaken: _stacks_taken,

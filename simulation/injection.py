@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.faults import LOSSES_S
+from launcher.core.faults import LOSSES_S, FaultKind
 from launcher.core.inputs import (
     AllocationState,
     CancelAsked,
-    FabricMissed,
+    FaultReported,
     HaltAsked,
     NodeIncident,
+    Reported,
     ScaleAsked,
     TimeWarned,
     WorkersEnded,
@@ -64,14 +65,11 @@ def fabric_missed(world: World, fault: Fault, node: Host) -> None:
     """NCCL does not use what the job file prefers, or requires."""
 
     def strike(runner: Any) -> None:
-        runner.report(
-            FabricMissed(
-                node=runner.host.name,
-                attempt=runner.training.number,
-                problem="NCCL uses sockets",
-                is_required=bool(fault.flag),
-            )
-        )
+        its = {"node": runner.host.name, "attempt": runner.training.number}
+        if fault.flag:
+            runner.report(FaultReported(**its, kind=FaultKind.FABRIC, reason="NCCL uses sockets"))
+        else:
+            runner.report(Reported(**its, event="problem", fields={"what": "NCCL uses sockets"}))
 
     _where_workers_run(world, node, strike)
 

@@ -25,7 +25,6 @@ from launcher.core.inputs import (
     AllocationsSeen,
     AllocationState,
     CancelAsked,
-    FabricMissed,
     IsolationChanged,
     NodeWarm,
     Reported,
@@ -301,7 +300,7 @@ class Invariants:
             if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
                 self._cancel_s.setdefault(driver.term, now_s)
         self._check_durations(driver, before)
-        if type(message) in (Reported, FabricMissed, ScaleAsked, NodeWarm):
+        if type(message) in (Reported, ScaleAsked, NodeWarm):
             self._check_heard(driver, before, message, todo)
         if self._world.setup.boosters:
             self._check_boosters(driver, before)
@@ -377,12 +376,10 @@ class Invariants:
         attempt = before.attempt
         if attempt is None or attempt.number != message.attempt or not attempt.is_running:
             return
-        is_fault = type(message) is FabricMissed and message.is_required
-        makes_way = type(message) is Reported and before.agents.makes_way  # they miss each other then
-        if is_fault or (type(message) is Reported and message.node not in before.members):
+        if message.node not in before.members:
             return
-        wanted = "problem" if type(message) is FabricMissed else message.event
-        is_recorded = any(type(each) is Record and each.event == wanted for each in todo)
+        makes_way = before.agents.makes_way and message.event == "problem"  # they miss each other then
+        is_recorded = any(type(each) is Record and each.event == message.event for each in todo)
         if is_recorded is makes_way:
             raise Violation("what nodes report is recorded", f"{message}: {todo}")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.core import inputs as given
 from launcher.core.commands import Purpose, Record, SetTimer
+from launcher.core.faults import FaultKind
 from launcher.core.members import Phase
 from launcher.core.replay import apply
 from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
@@ -241,13 +242,13 @@ def _committed(rng: random.Random, state: State) -> Any:
     return given.Committed(attempt=attempt.number, step=rng.choice((max(newest, 1), newest + 5)), tier=tier)
 
 
-def _fabric_missed(rng: random.Random, state: State) -> Any:
+def _fault_reported(rng: random.Random, state: State) -> Any:
     attempt = _at_work(state)
     node = _rank(rng, attempt) if attempt is not None else None
     if attempt is None or node is None:
         return None
-    is_required = rng.random() < 0.5
-    return given.FabricMissed(node=node, attempt=attempt.number, problem="NCCL uses sockets", is_required=is_required)
+    kind = rng.choice((FaultKind.FABRIC, FaultKind.LOG_RULE))
+    return given.FaultReported(node=node, attempt=attempt.number, kind=kind, reason="NCCL uses sockets")
 
 
 def _restore_refused(rng: random.Random, state: State) -> Any:
@@ -395,7 +396,7 @@ def _timer(rng: random.Random, state: State) -> Any:
 _MAKERS: tuple[Maker, ...] = (
     _node_joined, _booster_joined, _booster_joined, _node_warm, _node_lost, _holder_lost, _node_broken, _isolation,
     _stood_still, _launch_ended, _workers_started, _workers_ended, _workers_killed, _progress, _first_step, _committed,
-    _fabric_missed, _restore_refused, _stop_handled, _restored, _agents_rejoined, _agent_lost, _agents_ended,
+    _fault_reported, _restore_refused, _stop_handled, _restored, _agents_rejoined, _agent_lost, _agents_ended,
     _unusable, _explained,
     _time_left, _folder_probed, _events_written, _own_seen, _allocation_asked, _allocations_seen, _terminated,
     _time_warned, _cancel, _timer,

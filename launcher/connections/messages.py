@@ -23,11 +23,14 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "launcher.core.hang:WorkSection.",
         attempt=int | None, step=int | None, slowest=int | None, section=str, activity=int, rank_ended=bool,
         warm=bool, port=int, times=list),
-    "network": message("NCCL does not use the node's fabric.", attempt=int, problem=str, required=bool),
     "incident": message(
         "On change, and to each supervisor. `reason`: what the node's health checks have found critical; null: nothing "
         "any more.", reason=str | None),
-    "problem": message("Shown to users.", attempt=int, what=str),
+    "problem": message("Shown to users; the attempt goes on.", attempt=int, what=str, detail=str | None),
+    "fault": message(
+        "The attempt is to end. `kind`: one of launcher.core.faults:FaultKind. `rank`: the rank at fault; null: no "
+        "single one. `action`: what follows; null: what follows a fault of its class.",
+        attempt=int, kind=str, reason=str, rank=int | None, action=str | None),
     "started": message("The workers are running.", attempt=int, pids=list),
     "first_step": message("The first step boundary beyond the restored step.", attempt=int, step=int, time=float),
     "monitor": message("An event of the node's checkpoint agent.", attempt=int, event=dict),
@@ -43,9 +46,6 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "`oom_kills`, `kernel`: kills in the node's cgroup, and messages of its kernel, during the attempt.",
         attempt=int, ok=bool, step=int | None, failures=list, reason=str | None, stopped=bool, oom_kills=int,
         kernel=list),
-    "log_rule": message(
-        "A rank wrote a line that `log_rules` names. `action`: what follows; null: nothing.",
-        attempt=int, rank=int, rule=str, line=str, action=str | None),
     "killed": message(
         "All processes of the attempt have ended, except the pids in `left`. `held`: the memory on the node's GPUs "
         "that is still not free; \"\" if all is.", attempt=int, step=int | None, left=list, held=str),

@@ -10,16 +10,16 @@ from typing import Any
 from holdfast.base.messages import MalformedMessage, check_whole
 from launcher.connections.channel import Message
 from launcher.connections.messages import FROM_RUNNER
+from launcher.core.faults import FaultKind
 from launcher.core.hang import WorkSection
 from launcher.core.inputs import (
     AgentEnded,
     AgentLost,
     AgentsRejoined,
     Committed,
-    FabricMissed,
+    FaultReported,
     FirstStep,
     Input,
-    LogRuleMet,
     MemoryHeld,
     NodeBroken,
     NodeIncident,
@@ -197,11 +197,11 @@ def _ended(node: str, message: Message) -> Input:
     )
 
 
-def _log_rule(node: str, message: Message) -> Input:
+def _fault(node: str, message: Message) -> Input:
     action = message["action"]
-    return LogRuleMet(
-        node=node, attempt=message["attempt"], rank=message["rank"], rule=message["rule"], line=message["line"],
-        action=None if action is None else Action(action),
+    return FaultReported(
+        node=node, attempt=message["attempt"], kind=FaultKind(message["kind"]), reason=message["reason"],
+        rank=message["rank"], action=None if action is None else Action(action),
     )  # fmt: skip
 
 
@@ -243,14 +243,11 @@ _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     ),
     "gpu_memory": lambda node, m: MemoryHeld(node=node, attempt=m["attempt"], held=m["held"], wait_s=m["wait_s"]),
     "first_step": lambda node, m: FirstStep(node=node, attempt=m["attempt"], step=m["step"], time_s=m["time"]),
-    "network": lambda node, m: FabricMissed(
-        node=node, attempt=m["attempt"], problem=str(m["problem"]), is_required=bool(m["required"])
-    ),
     "problem": lambda node, m: Reported(
-        node=node, attempt=m["attempt"], event="problem", fields={"what": str(m["what"])}
+        node=node, attempt=m["attempt"], event="problem", fields={"what": m["what"], "detail": m["detail"]}
     ),
     "stopping": lambda node, m: StopHandled(node=node, attempt=m["attempt"], has_handler=bool(m["handled"])),
-    "log_rule": _log_rule,
+    "fault": _fault,
     "stacks": _stacks,
     "monitor": _monitor,
     "agent_lost": lambda node, m: AgentLost(

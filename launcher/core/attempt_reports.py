@@ -9,9 +9,8 @@ from launcher.core.faults import Fault, FaultKind
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
     Committed,
-    FabricMissed,
+    FaultReported,
     FirstStep,
-    LogRuleMet,
     MemoryHeld,
     NodeBroken,
     NodeJoined,
@@ -178,23 +177,10 @@ def on_reported(turn: Turn, given: Reported) -> None:
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
 
 
-def on_log_rule(turn: Turn, given: LogRuleMet) -> None:
-    what = f"log rule {given.rule}, rank {given.rank}"
-    if given.action is None:
-        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.line)
-    elif turn.attempt.phase in BEFORE_END:
-        reason = f"rank {given.rank} on {given.node} met log rule {given.rule}: {given.line}"
-        turn.add_fault(
-            Fault(kind=FaultKind.LOG_RULE, node=given.node, rank=given.rank, reason=reason, action=given.action)
-        )
-
-
-def on_fabric_missed(turn: Turn, given: FabricMissed) -> None:
-    if given.is_required:
-        turn.add_fault(Fault(kind=FaultKind.FABRIC, node=given.node, reason=f"{given.node}: {given.problem}"))
-    else:
-        what = "training is slower than it could be (fabric: prefer)"
-        turn.record("problem", attempt=given.attempt, node=given.node, what=what, detail=given.problem)
+def on_fault_reported(turn: Turn, given: FaultReported) -> None:
+    if turn.attempt.phase in BEFORE_END:
+        fault = Fault(kind=given.kind, node=given.node, rank=given.rank, reason=given.reason, action=given.action)
+        turn.add_fault(fault)
 
 
 def on_restore_refused(turn: Turn, given: RestoreRefused) -> None:

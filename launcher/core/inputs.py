@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from launcher.core.commands import Purpose
+from launcher.core.faults import FaultKind
 from launcher.core.hang import WorkSection
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
@@ -160,18 +161,19 @@ class WorkersEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogRuleMet:
-    """A worker has written a line that the job file's `log_rules` names.
+class FaultReported:
+    """A runner reports a fault, for which the attempt ends.
 
     Attributes:
-        action: what follows; None: the job goes on.
+        rank: the rank at fault; None: no single one.
+        action: what follows; None: what follows a fault of its class.
     """
 
     node: str
     attempt: int
-    rank: int
-    rule: str
-    line: str
+    kind: FaultKind
+    reason: str
+    rank: int | None = None
     action: Action | None = None
 
 
@@ -253,20 +255,6 @@ class FirstStep:
     attempt: int
     step: int
     time_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FabricMissed:
-    """NCCL does not use the node's fabric.
-
-    Attributes:
-        is_required: whether the job file says `fabric: require`.
-    """
-
-    node: str
-    attempt: int
-    problem: str
-    is_required: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -549,13 +537,12 @@ Input = (
     | WorkersStarted
     | WorkersEnded
     | WorkersKilled
-    | LogRuleMet
+    | FaultReported
     | MemoryHeld
     | Progress
     | StragglerSeen
     | StragglerGone
     | FirstStep
-    | FabricMissed
     | RestoreRefused
     | StopHandled
     | StacksTaken

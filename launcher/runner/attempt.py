@@ -17,6 +17,7 @@ from ckpt.agent.process.launch import PID_FILE
 from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, environment_of, handles
 from launcher.connections.channel import Message
+from launcher.core.faults import FaultKind
 from launcher.core.hang import WorkSection
 from launcher.env.fabric import fabric_environment
 from launcher.job import gpus
@@ -194,17 +195,27 @@ class NodeAttempt:
         if problem is not None and self._network is network:
             self._network = None
             required = self._spec is not None and self._spec.fabric == "require"
-            self._send({"op": "network", "attempt": self.number, "problem": problem, "required": required})
+            if required:
+                self._report_fault(FaultKind.FABRIC, f"{self._config.node}: {problem}")
+            else:
+                self._report_problem("training is slower than it could be (fabric: prefer)", problem)
 
     async def _look_for_rules(self) -> None:
         attempt = self.number
         for met in await asyncio.to_thread(self._log_watch.look):
             if attempt is not None and attempt == self.number and not self._have_ended:
-                action = None if met.action == "report" else met.action
-                self._send({
-                    "op": "log_rule", "attempt": attempt, "rank": met.rank, "rule": met.rule, "line": met.line,
-                    "action": action,
-                })  # fmt: skip
+                if met.action == "report":
+                    self._report_problem(f"log rule {met.rule}, rank {met.rank}", met.line)
+                else:
+                    reason = f"rank {met.rank} on {self._config.node} met log rule {met.rule}: {met.line}"
+                    self._report_fault(FaultKind.LOG_RULE, reason, met.rank, met.action)
+
+    def _report_fault(self, kind: FaultKind, reason: str, rank: int | None = None, action: str | None = None) -> None:
+        fault = {"kind": kind.value, "reason": reason, "rank": rank, "action": action}
+        self._send({"op": "fault", "attempt": self.number} | fault)
+
+    def _report_problem(self, what: str, detail: str | None = None) -> None:
+        self._send({"op": "problem", "attempt": self.number, "what": what, "detail": detail})
 
     def look_after_agent(self) -> None:
         """Checks whether the agent responds. Called as often as Watch.look_after_agent requires."""
@@ -241,7 +252,7 @@ class NodeAttempt:
                 "the script handles SIGTERM itself and does not call should_stop(step): its ranks may end at different "
                 "steps, without a save of the last ones"
             )
-            self._send({"op": "problem", "attempt": self.number, "what": what})
+            self._report_problem(what)
 
     def release_agent(self) -> None:
         """The ranks have ended, so the agent may exit."""

@@ -25,8 +25,8 @@ class ReportLog:
         op = message["op"]
         if op in _KEPT:
             self._messages[(op,)] = message
-        elif op == "log_rule":
-            self._messages[(op, message["rule"])] = message
+        elif op in ("fault", "problem"):
+            self._messages[(op, message.get("reason") or message["what"])] = message
         elif op == "monitor" and (event := message["event"]).get("event") in ("restore_plan", "rejoined", "commit"):
             self._messages[(op, event["event"], str(event.get("tier")))] = message
 

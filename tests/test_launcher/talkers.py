@@ -65,7 +65,7 @@ class Talkers(LocalCluster):
                     channel.send({"op": "started", "pids": [1]} | attempt)
                     self.started(node, channel, attempt)
                 elif message["op"] == "kill":
-                    channel.send({"op": "killed", "attempt": message["attempt"], "step": 7, "left": []})
+                    channel.send({"op": "killed", "attempt": message["attempt"], "step": 7, "left": [], "held": ""})
                 message = await channel.receive()
                 self.heard(channel, message)
         except ChannelError:

@@ -21,7 +21,9 @@ class OnSockets(Talkers):
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         if node == self.nodes[-1]:
-            channel.send({"op": "network", "problem": PROBLEM, "required": self.required} | attempt)
+            told = {"op": "fault", "kind": "fabric", "reason": f"{node}: {PROBLEM}", "rank": None, "action": None}
+            hint = {"op": "problem", "what": "training is slower than it could be", "detail": PROBLEM}
+            channel.send((told if self.required else hint) | attempt)
         channel.send(ended(attempt))
 
     def requeue(self, exclude: Collection[str] = ()) -> None:

@@ -8,6 +8,7 @@ import pytest
 from core_kit import EPOCH_S, Play, make_job
 
 from launcher.core import inputs
+from launcher.core.faults import FaultKind
 from launcher.core.state import RestartLimits
 from launcher.diagnosis import FaultClass, NodeEvidence, WorkerFailure
 from launcher.diagnosis.policy import Action
@@ -140,14 +141,16 @@ def test_without_a_spare_the_node_trains_on() -> None:
 
 def test_a_line_that_is_only_reported_ends_nothing() -> None:
     play = begun()
-    play.give(inputs.LogRuleMet(node="n1", attempt=0, rank=0, rule="slow", line="step took 300 s"))
+    told = {"what": "log rule slow, rank 0", "detail": "step took 300 s"}
+    play.give(inputs.Reported(node="n1", attempt=0, event="problem", fields=told))
     assert not play.events("fault") and play.events("problem")[0]["detail"] == "step took 300 s"
 
 
 @pytest.mark.parametrize(("action", "outcome"), [(Action.STOP, "not_retried"), (Action.REQUEUE, "stopped")])
 def test_a_line_of_a_worker_ends_the_attempt_as_its_rule_says(action: Action, outcome: str) -> None:
     play = begun()
-    play.give(inputs.LogRuleMet(node="n1", attempt=0, rank=0, rule="nan", line="loss is nan", action=action))
+    reason = "rank 0 on n1 met log rule nan: loss is nan"
+    play.give(inputs.FaultReported(node="n1", attempt=0, kind=FaultKind.LOG_RULE, reason=reason, rank=0, action=action))
     play.passes(10.0)
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["node"], fault["rank"]) == ("log_rule", "n1", 0)
