@@ -24,6 +24,12 @@ def ended(attempt: Mapping[str, Any] = MappingProxyType({}), **said: Any) -> dic
     return {"op": "ended", **well, **said, **attempt}
 
 
+def heartbeat(**said: Any) -> dict[str, Any]:
+    """A runner's heartbeat: its node is warm and trains nothing."""
+    known = {"attempt": None, "step": None, "slowest": None, "section": "step", "activity": 0, "rank_ended": False}
+    return {"op": "heartbeat", "warm": True, "port": 1, "times": [], **known, **said}
+
+
 class Talkers(LocalCluster):
     """A cluster of such runners, from which a job can be handed back."""
 

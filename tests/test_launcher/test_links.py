@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from talkers import heartbeat
 
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.connections.links import LEAVE, Links
@@ -16,8 +17,7 @@ from launcher.core.inputs import Input, IsolationChanged, NodeJoined, NodeLost, 
 
 SECRET = b"secret"
 HELLO: Message = {"op": "hello", "pid": 1, "problem": None, "attempt": None, "addresses": [], "warm": True, "port": 1}
-BEAT: Message = {"op": "heartbeat", "attempt": None, "step": None, "slowest": None, "activity": 0, "times": []}
-BEAT |= {"rank_ended": False, "section": "step", "warm": True, "port": 1}
+BEAT: Message = heartbeat()
 DEADLINE_S = 30.0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Talkers, ended, supervised
+from talkers import Talkers, ended, heartbeat, supervised
 
 from launcher.connections.channel import Channel, Message
 from launcher.history import events as events_module
@@ -30,18 +30,8 @@ class HeardWhileItHangs(Talkers):
 
     def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
         async def beat() -> None:
-            state = {
-                "step": 7,
-                "slowest": None,
-                "activity": 0,
-                "rank_ended": False,
-                "warm": True,
-                "port": 1,
-                "times": [],
-                "section": "step",
-            }
             while not self.goes_on.is_set():
-                channel.send({"op": "heartbeat"} | state | attempt)
+                channel.send(heartbeat(step=7, **attempt))
                 await asyncio.sleep(0.1)
             channel.send(ended(attempt))
 
