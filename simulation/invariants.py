@@ -680,7 +680,9 @@ class Invariants:
             if world.clock.now - cancel_s > CANCEL_S and not disturbed:
                 raise Violation("cancel always wins", f"{world.clock.now - cancel_s:.0f} s from the cancel to the end")
         elif (
-            command.outcome == "cancelled" and "cancel" not in world.kinds and "batch_script_killed" not in world.kinds
+            command.outcome == "cancelled"
+            and not world.kinds & {"cancel", "batch_script_killed"}
+            and world.slurm.why not in ("timeout", "failed")  # Slurm ends such a job as it ends a cancelled one
         ):
             raise Violation("a true outcome", "cancelled, and nobody asked for that")
         # A later run whose memory was freed trains the same steps again, which may be all that its limit allows.

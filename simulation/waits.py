@@ -133,7 +133,7 @@ def _of_progress(state: State) -> Iterator[tuple[str, float]]:
     if hang.step is None:
         yield "the first step", max(hang.step_s, hang.active_s) + max(START_S, timeout_s or 0.0)
     elif timeout_s is not None:
-        yield "the next step", hang.step_s + timeout_s
+        yield "the next step", max(hang.step_s, hang.section_s) + timeout_s
     else:
         allowed_s = max(FLOOR_S, STEPS_FACTOR * hang.longest_s) * REPEAT_FACTOR**state.history.hangs
-        yield "the next step", hang.step_s + allowed_s
+        yield "the next step", max(hang.step_s, hang.section_s) + allowed_s

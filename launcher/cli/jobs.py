@@ -18,8 +18,8 @@ def wait(job: JobName, as_json: Json = False) -> None:
 
     The exit code is the job's: 0 done or halted, 1 internal error or lost, 10 the script failed twice with the same
     error, 11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires, 15 done but no
-    step is in a lower tier, 16 no step of the lower tiers can be restored. A job that is requeued has not ended. Ctrl-C
-    ends only the waiting, with 130.
+    step is in a lower tier, 16 no step of the lower tiers can be restored, 17 not tried again: the fault would come
+    again, or the job file says so. A job that is requeued has not ended. Ctrl-C ends only the waiting, with 130.
     """
     from launcher.cli.waiting import StandingLine
     from launcher.history.view import ending

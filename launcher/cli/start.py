@@ -38,7 +38,8 @@ def run(
 
     Exit codes: 0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires,
-    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored.
+    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored,
+    17 not tried again: the fault would come again, or the job file says so.
     """
     from holdfast.blocks import console_on
     from launcher.cli.progress import follow
@@ -78,7 +79,8 @@ def submit(
     The job's own exit code, as sacct shows it:
     0 done, 1 internal error, 10 the script failed twice with the same error,
     11 no progress, 12 too few nodes, 13 cancelled, 14 not the fabric that the job file requires,
-    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored.
+    15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored,
+    17 not tried again: the fault would come again, or the job file says so.
     """
     from launcher.errors import UsageError
 

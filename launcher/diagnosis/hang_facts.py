@@ -12,6 +12,7 @@ _DISTRIBUTED = re.compile(r"/torch/distributed/")
 _WAITING = ("_engine_run_backward", "synchronize")  # DDP waits in backward, a device for its kernels
 _TEARDOWN = ("destroy_process_group", "_shutdown", "_run_exitfuncs", "_python_exit")
 _LOADER = re.compile(r"/torch/utils/data/")
+_OWN_HOOKS = "/launcher/runner/step_hooks.py:"  # they stand between torch and what it waits in
 # Kernel functions in which a thread waits: for a lock; for a file system (FUSE, NFS, Lustre, a page, a block device).
 _FUTEX = "futex"
 _STORAGE = re.compile(r"fuse|request_wait_answer|^nfs|^rpc_|ptlrpc|^ll_|^osc_|folio_wait|wait_on_page|io_schedule|jbd2")
@@ -94,7 +95,7 @@ class RankFacts:
             node=node,
             state=report["state"],
             boundary=report["boundary"],
-            frames=tuple(report["frames"]),
+            frames=tuple(frame for frame in report["frames"] if _OWN_HOOKS not in frame),
             wait=report["wait"],
             runs_threads=report["runs_threads"],
             entered=tuple(Entered(**entered) for entered in report["entered"]),

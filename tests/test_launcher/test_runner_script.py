@@ -44,7 +44,7 @@ def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]
 def rank_of(folder: Path, **program: object) -> subprocess.CompletedProcess[str]:
     """Runs a script, a module or a command as rank 0, in this folder."""
     task = {"script": None, "module": None, "command": [], "args": ["x"], "log_dir": str(folder), "attempt": 2}
-    task |= {"max_restarts": 5, "run_id": "run-1", **program}
+    task |= {"max_restarts": 5, "run_id": "run-1", "measure_steps": False, **program}
     argv = [sys.executable, "-c", RUN.format(task=task)]
     env = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "HOLDFAST_RUN_ID": "local-7"}
     env["PYTHONPATH"] = str(ROOT)

@@ -185,3 +185,13 @@ def test_what_follows_another_collective_than_before_is_unusual() -> None:
 def test_ranks_are_written_short() -> None:
     assert ranks_text([0, 1, 2, 7, 9, 8]) == "0-2,7-9" and ranks_text([]) == ""
     assert ranks_of("0-2,7") == (0, 1, 2, 7) and ranks_of("") == ()
+
+
+def test_what_measures_the_steps_does_not_hide_the_collective_that_a_rank_waits_in() -> None:
+    frames = [
+        "timed (/opt/launcher/runner/step_hooks.py:48)",
+        "all_reduce (/opt/torch/distributed/distributed_c10d.py:9)",
+    ]
+    report = {"rank": 0, "state": "S", "boundary": None, "frames": [*frames, "<module> (train.py:12)"], "wait": ""}
+    facts = RankFacts.from_report("n0", report | {"runs_threads": True, "entered": [], "is_unusual": False})
+    assert (facts.place, facts.where) == (RankPlace.COLLECTIVE, "<module> (train.py:12)")
