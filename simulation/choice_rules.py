@@ -155,7 +155,9 @@ def _stays_needlessly(state: State) -> str:
     free = [node for node in base if node not in avoided and state.members[node].phase is Phase.READY]
     blamed = avoided.intersection(attempt.nodes) - unwanted  # the spare may be for one of these
     are_warm = all(state.members[node].is_warm for node in free)
-    is_full = len(attempt.nodes) >= min(_wanted(state), state.job.base_size)
+    of_boosters = sum(each.allocation != "job" and is_usable(each) for each in state.members.table.values())
+    may_be = state.job.base_size + of_boosters  # it would be smaller afterwards, if it has lost its boosters
+    is_full = min(_wanted(state), state.job.base_size) <= len(attempt.nodes) <= may_be
     if marked and free and are_warm and is_full and not blamed:
         return f"{sorted(marked)} train, and {free} are free"
     return ""

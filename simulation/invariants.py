@@ -268,7 +268,8 @@ class Invariants:
             self._check_records(driver, todo)
         has_begun = state.history.next_attempt != before.history.next_attempt
         if has_begun and state.attempt is not None and driver is self._world.folder.holders[-1]:
-            self._out_at[state.attempt.number] = frozenset(state.members.out())
+            given_up = state.history.gains.suspects - frozenset(state.attempt.nodes)  # attempts failed there repeatedly
+            self._out_at[state.attempt.number] = frozenset(state.members.out()) | given_up
         if type(message) is IsolationChanged and before.stage is not Stage.ENDED:
             lets_go = any(type(command) is LetGo for command in todo)
             if lets_go is not message.is_isolated:
