@@ -138,3 +138,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # else gloo's threads abort the end of a process now and then
