@@ -2,7 +2,8 @@
 
 The driver may free a killed process's memory some time after the process has gone, and not at all while another process
 shares it. The next attempt's workers would run out of memory. So what is in use after the end of workers is compared
-with the least that was ever in use on the same GPU without any.
+with the least that was ever in use on the same GPU without any. The workers have ended, so a process that still lives
+on a GPU is somebody else's, as on a laptop: such a GPU is not compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from holdfast.base.deadlines import within
@@ -28,6 +30,10 @@ def _import_nvml() -> Any:
     return pynvml
 
 
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 class GpuMemory:
     """Watches the memory of GPUs. Call order: `learn` before the first workers, `held` after the end of any.
 
@@ -36,10 +42,17 @@ class GpuMemory:
     Args:
         names: the GPUs, as CUDA_VISIBLE_DEVICES names them.
         nvml: imports NVIDIA's management library.
+        is_alive: whether there is a process with this pid.
     """
 
-    def __init__(self, names: Collection[str], nvml: Callable[[], Any] = _import_nvml) -> None:
+    def __init__(
+        self,
+        names: Collection[str],
+        nvml: Callable[[], Any] = _import_nvml,
+        is_alive: Callable[[int], bool] = _is_alive,
+    ) -> None:
         self._names = names
+        self._is_alive = is_alive
         self._import = nvml
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
@@ -64,15 +77,15 @@ class GpuMemory:
         for name in names:
             used = int(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[name]).used)
             least = self._least[name] = min(used, self._least.get(name, used))
-            if used - least > TOLERANCE_BYTES:
-                found.append(f"GPU {name}: {(used - least) >> 20} MiB{self._by(name)}")
+            if used - least > TOLERANCE_BYTES and not any(map(self._is_alive, pids := self._pids(name))):
+                by = f" of process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}" if pids else ""
+                found.append(f"GPU {name}: {(used - least) >> 20} MiB{by}")
         return "; ".join(found)
 
-    def _by(self, name: str) -> str:
+    def _pids(self, name: str) -> list[int]:
         """The processes on a GPU. NVML does not see those of another PID namespace."""
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[name])
-        pids = sorted(process.pid for process in found)
-        return f" of process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}" if pids else ""
+        return sorted(process.pid for process in found)
 
     async def _ask(self, question: Callable[[], str]) -> str:
         """The answer of NVML; "" after it has once failed.

@@ -13,6 +13,7 @@ _MOST_BYTES = 1 << 20  # of a log that are read in one look; what a log has grow
 _TAIL_BYTES = 16 << 10
 _TAIL_S = 1.0
 _LINE_CHARS = 500
+_LINE_BYTES = 4096  # of a line that are compared; a pattern may take long on a longer one, and nobody else runs then
 
 Rules = Sequence[tuple[str, str, str]]  # title, pattern, action
 
@@ -95,6 +96,7 @@ def _new_lines(log: _Log) -> list[str]:
     except OSError:
         return []
     rest = log.rest if begin == log.offset else b""
-    *lines, log.rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+    *lines, last = (rest + data).replace(b"\r", b"\n").split(b"\n")
+    log.rest = last[:_LINE_BYTES]
     log.offset = begin + len(data)
-    return [line.decode(errors="replace") for line in lines]
+    return [line[:_LINE_BYTES].decode(errors="replace") for line in lines]

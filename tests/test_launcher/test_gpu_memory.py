@@ -30,7 +30,7 @@ class Nvml:
 
     Attributes:
         more: what workers use on each GPU beside.
-        pids: processes on each GPU.
+        pids: processes on each GPU; alive: those that have not ended.
         fails: NVML's error, if it has one.
     """
 
@@ -41,6 +41,7 @@ class Nvml:
         self.names = [str(number) for number in range(len(gpus))]
         self.more = dict.fromkeys(range(len(gpus)), 0)
         self.pids: dict[int, list[int]] = {}
+        self.alive: set[int] = set()
         self.fails = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +69,7 @@ class Nvml:
 def asked(nvml: Nvml, names: list[str] | None = None) -> str:
     """What is held after workers that used memory, as `nvml` has it now, have ended."""
     now, nvml.more = nvml.more, dict.fromkeys(nvml.more, 0)
-    memory = GpuMemory(names or nvml.names, lambda: nvml)
+    memory = GpuMemory(names or nvml.names, lambda: nvml, lambda pid: pid in nvml.alive)
 
     async def ask() -> str:
         await memory.learn()
@@ -94,6 +95,12 @@ def test_held_memory_is_named_with_its_gpu_and_its_processes() -> None:
     assert asked(nvml) == f"GPU 0: {61 * 1024} MiB of processes 1711, 1712"
     nvml.pids[0] = []
     assert asked(nvml) == f"GPU 0: {61 * 1024} MiB", "its process is gone, or in another PID namespace"
+
+
+def test_memory_of_a_process_that_lives_is_somebody_elses() -> None:
+    nvml = Nvml()
+    nvml.more[0], nvml.pids[0], nvml.alive = 61 * GIB, [1711], {1711}
+    assert asked(nvml) == ""
 
 
 def test_a_gpu_may_be_named_by_its_uuid() -> None:

@@ -36,6 +36,17 @@ def test_what_a_log_has_grown_by_beyond_a_look_is_passed_over(tmp_path: Path) ->
     assert [met.rule for met in watch.look()] == ["slow"]
 
 
+def test_of_a_long_line_the_beginning_is_compared(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    watch = LogWatch()
+    watch.follow([NAN, SLOW], {0: log})
+    log.write_text("loss is nan" + "x" * 5000)
+    assert watch.look() == []
+    with log.open("a") as file:
+        file.write("x" * 5000 + "step took 300 s\n")
+    assert [met.rule for met in watch.look()] == ["nan"]
+
+
 def test_the_end_of_a_log_demands_what_its_last_line_with_a_rule_demands(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("loss is nan\nstep took 300 s\nbye\n")

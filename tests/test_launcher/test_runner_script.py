@@ -41,13 +41,13 @@ def rank_that_ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]
     return rank_of(folder, script=str(path))
 
 
-def rank_of(folder: Path, **program: object) -> subprocess.CompletedProcess[str]:
-    """Runs a script, a module or a command as rank 0, in this folder."""
+def rank_of(folder: Path, path: Path = ROOT, **program: object) -> subprocess.CompletedProcess[str]:
+    """Runs a script, a module or a command as rank 0, in this folder; `path` is searched for modules first."""
     task = {"script": None, "module": None, "command": [], "args": ["x"], "log_dir": str(folder), "attempt": 2}
     task |= {"max_restarts": 5, "run_id": "run-1", "measure_steps": False, **program}
     argv = [sys.executable, "-c", RUN.format(task=task)]
     env = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "HOLDFAST_RUN_ID": "local-7"}
-    env["PYTHONPATH"] = str(ROOT)
+    env["PYTHONPATH"] = f"{path}:{ROOT}"
     return subprocess.run(argv, check=False, timeout=120, env=env, stdout=subprocess.PIPE, text=True, cwd=folder)
 
 
@@ -261,3 +261,12 @@ def test_traceback_without_the_script_stays_whole() -> None:
 def test_a_script_finds_the_run_that_its_tracker_continues(tmp_path: Path) -> None:
     script = "import os; print(os.environ['WANDB_RUN_ID'], os.environ['WANDB_RESUME'])"
     assert run_as_rank(tmp_path, script) == (0, ["local-7 allow"])
+
+
+def test_where_torch_lacks_what_measures_steps_the_script_runs_and_its_log_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import torch.autograd.graph as g; del g._engine_run_backward")
+    (tmp_path / "script.py").write_text("print('trained')")
+    done = rank_of(tmp_path, script=str(tmp_path / "script.py"), measure_steps=True, path=tmp_path)
+    warning, trained = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert (done.returncode, trained) == (0, "trained")
+    assert warning.startswith("holdfast: steps are not measured, and no slow rank is named: ")
