@@ -105,8 +105,9 @@ def _begin(turn: Turn) -> bool:
         return False
     left = [node for node in marked if node not in best.nodes]
     new = [node for node in best.nodes if node not in attempt.nodes]
-    if not state.job.has_checkpoint or not left or len(best.nodes) < len(attempt.nodes):
-        _stay(turn, marked)
+    is_smaller = len(best.nodes) < len(attempt.nodes)  # a job that has lost boosters, on more nodes than its base
+    if not state.job.has_checkpoint or not left or is_smaller:
+        _stay(turn, marked, "it would train on fewer nodes" if left and is_smaller else "no spare is free")
         return False
     if not all(state.members[node].is_warm for node in new):  # it is warm in a moment
         return False
@@ -116,9 +117,9 @@ def _begin(turn: Turn) -> bool:
     return True
 
 
-def _stay(turn: Turn, marked: list[str]) -> None:
-    lacks = "no spare is free" if turn.state.job.has_checkpoint else "without `checkpoint` a stop would lose steps"
-    _tell(turn, {node: f"the job stays on {node}: {lacks}" for node in marked})
+def _stay(turn: Turn, marked: list[str], why: str) -> None:
+    why = why if turn.state.job.has_checkpoint else "without `checkpoint` a stop would lose steps"
+    _tell(turn, {node: f"the job stays on {node}: {why}" for node in marked})
 
 
 def _tell(turn: Turn, what: dict[str, str]) -> None:

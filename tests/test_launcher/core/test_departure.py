@@ -109,6 +109,27 @@ def test_a_node_of_a_booster_is_left_too_and_its_booster_ends() -> None:
     assert [each.allocation for each in play.all(do.EndAllocation)] == ["b1"]
 
 
+def test_a_job_that_has_lost_its_boosters_and_trains_on_spares_says_why_it_stays() -> None:
+    job = make(
+        4, 2, sizes=(4, 3, 2), base_nodes=2, booster_nodes=1, most_boosters=2,
+        allocations=dict.fromkeys(("n1", "n2", "n3", "n4"), "17"), elastic=ElasticLimits(scaling_timeout_s=1.0),
+    )  # fmt: skip
+    play = running(job)
+    play.boost("x1", "b1")
+    play.boost("x2", "b2")
+    play.passes(2.0)
+    stop_and_train(play, 7)
+    play.lose("x1")
+    play.passes(1.0)
+    play.train()
+    first_step(play, 8)
+    assert play.attempt.nodes == ("n1", "n2", "n3"), "a spare of the base, as a booster was there"
+    play.lose("x2")
+    drain(play, n1=BROKEN_FAN)
+    assert play.in_phase(Phase.READY) == ["n4"] and not play.events("node_leaving")
+    assert play.events("problem")[-1]["what"] == "the job stays on n1: it would train on fewer nodes"
+
+
 def test_the_events_are_on_disk_before_ranks_are_stopped() -> None:
     play = running()
     play.silent = {do.Settle}
