@@ -1,4 +1,4 @@
-"""NCCL's own view of a hang: what its RAS threads tell, in `log/attempt-<k>/ras.txt`.
+"""NCCL's own view of a hang: what its RAS threads know, in `log/attempt-<k>/ras.txt`.
 
 NCCL has RAS since 2.24 and switches it on by default. Its threads, one per process, know of each communicator which
 ranks have launched how many operations, and which processes do not answer. One of them listens on each node. Each
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from holdfast.base.deadlines import within
+from launcher.runner.stacks import keep
 
 RAS_S = 8.0  # RAS itself waits 5 s for processes that do not answer
 
@@ -32,28 +34,23 @@ async def collect(log_dir: Path, environment: Mapping[str, str]) -> None:
     text = await _ask(address)
     if text:
         head = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} NCCL RAS at {address}\n"
-        # A shared file system that does not answer must not stop the runner.
-        await asyncio.to_thread(_append, log_dir / "ras.txt", head + text + "\n")
+        await keep(log_dir / "ras.txt", head + text + "\n")
 
 
 async def _ask(address: str) -> str:
-    """What RAS tells within RAS_S; "" if nothing listens."""
-    host, _, port = address.rpartition(":")
+    """What RAS answers within RAS_S; "" if nothing listens."""
     received = bytearray()
     with contextlib.suppress(OSError, ValueError, TimeoutError):
-        async with asyncio.timeout(RAS_S):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(b"verbose status\n")
-                while len(received) < _MOST_BYTES and (part := await reader.read(1 << 16)):
-                    received += part
-            finally:
-                writer.close()
+        await within(RAS_S, _receive(address, received))
     return received.decode(errors="replace")
 
 
-def _append(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+async def _receive(address: str, received: bytearray) -> None:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(b"verbose status\n")
+        while len(received) < _MOST_BYTES and (part := await reader.read(1 << 16)):
+            received += part
+    finally:
+        writer.close()

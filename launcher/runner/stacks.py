@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.deadlines import within
 from holdfast.base.environment import Variable
 from holdfast.base.processes import handles, open_memfd, state_of, status_of
 from launcher.diagnosis.hang_facts import is_unusual, ranks_text
@@ -37,6 +38,7 @@ from slurm.command import run
 STACK_SIGNAL = signal.SIGRTMAX - 2
 ANSWER_S = 2.0
 PY_SPY_S = 5.0
+WRITE_S = 1.0  # for a file system to take a file; what is known of the ranks is reported without it
 
 _MEMFD = "holdfast-stack"
 _POLL_S = 0.02
@@ -75,7 +77,7 @@ class Worker:
 
 
 async def dump(workers: Iterable[Worker], log_dir: Path) -> list[dict[str, Any]]:
-    """Writes the stack files of all given workers, in parallel, within ANSWER_S + PY_SPY_S.
+    """Writes the stack files of all given workers, in parallel: 9 s at most, within the supervisor's STACKS_TIMEOUT_S.
 
     Args:
         workers: those of this node.
@@ -91,8 +93,7 @@ async def _dump(worker: Worker, log_dir: Path) -> dict[str, Any]:
     state, wait = state_of(worker.pid), _wait(worker.pid)
     stack, answer = await asyncio.gather(_stack(worker.pid, state), collectives.ask(worker.pid))
     parts = [_head(worker, state), *stack, *_collectives_text(answer)]
-    # A shared file system that does not answer must not stop the runner.
-    await asyncio.to_thread(_append, log_dir / f"rank-{worker.rank}.stack", "\n".join(parts) + "\n")
+    await keep(log_dir / f"rank-{worker.rank}.stack", "\n".join(parts) + "\n")
     return {
         "rank": worker.rank,
         "state": state,
@@ -229,6 +230,12 @@ def _kernel_view(pid: int) -> str:
                     words.append(f"{name}: {' '.join((task / name).read_text().split())}")
             lines.append("  " + "; ".join(words))
     return "\n".join(lines)
+
+
+async def keep(path: Path, text: str) -> None:
+    """Appends a text to a file of the attempt. A shared file system that does not answer must not stop the runner."""
+    with contextlib.suppress(TimeoutError):
+        await within(WRITE_S, asyncio.to_thread(_append, path, text))
 
 
 def _append(path: Path, text: str) -> None:

@@ -66,6 +66,20 @@ def test_deadlocked_process_tells_the_line(start: Callable[[str], int], tmp_path
     assert text.count("=== ") == 2, "a second dump is added to the first"
 
 
+def test_a_folder_that_does_not_answer_costs_only_the_file(start: Callable[[str], int], tmp_path: Path) -> None:
+    pid, folder = start(DEAF), tmp_path / "log"
+    folder.mkdir()
+    os.mkfifo(folder / "rank-0.stack")  # whoever opens it to write waits for a reader
+
+    async def facts() -> list[dict[str, object]]:
+        found = await dump([Worker(rank=0, pid=pid, boundary=4)], folder)
+        os.close(os.open(folder / "rank-0.stack", os.O_RDONLY | os.O_NONBLOCK))
+        return found
+
+    (found,) = asyncio.run(facts())
+    assert (found["rank"], found["state"], found["boundary"]) == (0, "S", 4)
+
+
 def test_stopped_process_is_described_by_the_kernel(start: Callable[[str], int], tmp_path: Path) -> None:
     pid = start(ANSWERING)
     os.kill(pid, signal.SIGSTOP)
