@@ -262,6 +262,8 @@ def _judge(turn: Turn) -> None:
         reason=f"{stall.reason}; {verdict.text}; stacks in {where}",
         detect_s=round(stall.quiet_s, 3),
     )
+    if guilty is not None:
+        fault = replace(fault, cause=replace(fault.diagnosis, proof=verdict.text))
     turn.add_fault(fault)
 
 

@@ -50,7 +50,9 @@ _OF_KIND: Mapping[FaultKind, Diagnosis] = {
         _C.DATA, _D.CLUSTER, "`holdfast ckpt verify` tells which steps are damaged or out of reach"
     ),
     FaultKind.HANG: _known(
-        _C.HANG, _D.UNKNOWN, "read the stacks that the reason names, first that of the rank at fault"
+        _C.HANG,
+        _D.UNKNOWN,
+        "look at the place where that rank stands; log/attempt-N/rank-*.stack has the stacks of all ranks",
     ),
     FaultKind.NODE_LOST: _known(_C.NODE_LOST, _D.NODE, "look at the node's console and its health record"),
     FaultKind.RUNNER_LOST: _known(_C.UNKNOWN, _D.NODE, "look at the runner's log of the node"),

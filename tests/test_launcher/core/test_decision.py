@@ -348,6 +348,7 @@ def test_workers_that_hang_are_restarted_and_the_rank_that_others_wait_for_is_na
     play.give(stacks("n2", "load_batch (/job/train.py:12)"))
     (fault,) = play.events("fault")
     assert (fault["kind"], fault["node"], fault["rank"], fault["detect"]) == ("hang", "n2", 1, 10.0)
+    assert fault["proof"].startswith("rank 1 on n2: ") and fault["proof"] in fault["reason"]
     assert "not in the collective that others wait in: it is in its own code, in load_batch" in fault["reason"]
     assert fault["reason"].endswith("stacks in log/attempt-0/rank-*.stack")
 
