@@ -224,3 +224,28 @@ def test_modules_beside_the_tests_have_names_of_their_own() -> None:
     files = [path for path in (ROOT / "tests").rglob("*.py") if not (path.parent / "__init__.py").exists()]
     names = [path.stem for path in files if path.name != "conftest.py"]
     assert sorted(names) == sorted(set(names))
+
+
+def _private(nodes: list[ast.AST]) -> set[str]:
+    """The private names that code defines in classes or reads from objects."""
+    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    found |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_submitits_inside_has_one_door() -> None:
+    """A private name that a subclass overrides or reads may change with any release of submitit."""
+    import submitit
+
+    theirs: set[str] = set()
+    for path in Path(submitit.__file__).parent.rglob("*.py"):
+        theirs |= _private(parsed(path)) if not path.name.startswith("test_") else set()
+    door = "launcher/submission/submitit_base.py"
+    users, importers = set(), set()
+    for _, path in modules():
+        name, names = str(path.relative_to(ROOT)), imported(path)
+        if any(module.startswith("submitit.") for module in names):
+            importers.add(name)
+        if {"submitit", door.removesuffix(".py").replace("/", ".")} & names and _private(parsed(path)) & theirs:
+            users.add(name)
+    assert users == importers == {door}

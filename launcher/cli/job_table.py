@@ -11,7 +11,8 @@ from rich.text import Text
 
 from holdfast.blocks import printable
 from launcher.history.status import JobStatus
-from launcher.history.view import age, state_style
+from launcher.history.view import age
+from launcher.history.wording import state_style
 from launcher.job.registry import KnownJob
 
 _GAP = 2  # blanks between two columns

@@ -23,7 +23,8 @@ from launcher.errors import LauncherError
 from launcher.history.outcome import Outcome
 from launcher.history.status import Event, JobStatus, StatusFold
 from launcher.history.tail import Tail
-from launcher.history.view import duration, event_line, plural, standing, state_style
+from launcher.history.view import duration, event_line, standing
+from launcher.history.wording import plural, state_style
 from launcher.job.registry import KnownJob
 from launcher.job.supervisor_process import Process
 from launcher.submission.job_control import last_words

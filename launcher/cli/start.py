@@ -159,6 +159,6 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
 
 
 def _size(spec: JobSpec) -> str:
-    from launcher.history.view import plural
+    from launcher.history.wording import plural
 
     return f"{plural(spec.nodes, 'node')} + {plural(spec.spares, 'spare')}"

@@ -1,7 +1,8 @@
 """The events of a job, which are its only record, and their readers.
 
 events    events.jsonl: one line for each event
-fields    the kinds of events, and the fields of each
+fields    the kinds of events: meaning, words, colour and fields of each
+wording   words that depend on an event's fields; colours
 status    the job's state
 outcome   the outcome of a job with its reason, in result.json
 tail      reads growing files

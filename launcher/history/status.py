@@ -10,6 +10,7 @@ from typing import Any
 from launcher.core.faults import FaultKind
 from launcher.core.outcomes import FINAL, AttemptOutcome, JobOutcome
 from launcher.history.descent import in_words
+from launcher.history.fields import kind_of
 from launcher.history.pace import Pace
 from launcher.history.recovery import Recovery, RecoveryFold
 from launcher.history.size import BoostersNow, LostTime, Size
@@ -25,7 +26,6 @@ _LAST_EVENTS = 8
 _LAST_RECOVERIES = 8
 _MOST_FAILED_SAVES = 1024  # that are remembered one by one, to count reports of the same save once
 _RATE_WINDOW = 8
-_QUIET = ("commit", "own_checkpoint", "node_ready")  # too frequent for the list of last events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +239,7 @@ class StatusFold:
         del self.recoveries.found[:-_LAST_RECOVERIES]
         self.stories.add(event)
         del self.stories.told[:-_LAST_RECOVERIES]
-        if event.get("event") not in _QUIET:
+        if not kind_of(event).is_frequent:
             self.recent = [*self.recent, dict(event)][-_LAST_EVENTS:]
 
     def status(self, now_s: float | None = None) -> JobStatus:

@@ -8,7 +8,8 @@ from typing import Any
 
 from launcher.core.faults import FaultKind
 from launcher.core.outcomes import AttemptOutcome
-from launcher.history.view import describe, duration
+from launcher.history.fields import describe
+from launcher.history.view import duration
 from launcher.job.notify import Notify
 
 Event = Mapping[str, Any]

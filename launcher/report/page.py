@@ -16,7 +16,8 @@ from markupsafe import Markup
 
 from holdfast.base.plain_file import read_json
 from launcher.history.status import JobStatus
-from launcher.history.view import duration, state_style
+from launcher.history.view import duration
+from launcher.history.wording import state_style
 from launcher.job.registry import KnownJob
 from launcher.report import charts
 from launcher.report.facts import RunFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.core.outcomes import FINAL
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
-from launcher.history.view import plural
+from launcher.history.wording import plural
 from launcher.job.registry import KnownJob, is_job, job_of_folder
 from launcher.submission.job_control import by_events, by_queue
 from slurm import Slurm, SlurmError

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from holdfast.blocks import printable
 from launcher.history.status import JobStatus
-from launcher.history.view import duration, event_line, plural, state_style
+from launcher.history.view import duration, event_line
+from launcher.history.wording import plural, state_style
 from launcher.job.registry import KnownJob
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.words import fault_line, sparkline, tier_rows, what_next

@@ -10,7 +10,8 @@ from rich.text import Text
 from holdfast.blocks import printable
 from launcher.core.outcomes import FINAL
 from launcher.history.status import JobStatus
-from launcher.history.view import age, state_style
+from launcher.history.view import age
+from launcher.history.wording import state_style
 from launcher.job.registry import KnownJob
 from launcher.screen.words import sparkline
 

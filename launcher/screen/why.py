@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from launcher.core.outcomes import JobOutcome
 from launcher.diagnosis.rules import MEANINGS, FaultClass
 from launcher.history.status import JobStatus
-from launcher.history.view import clock, duration, plural, state_style
+from launcher.history.view import clock, duration
 from launcher.history.why import FaultStory, first_line
+from launcher.history.wording import plural, state_style
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,8 @@ from typing import Any
 from launcher.core.outcomes import FINAL
 from launcher.history.recovery import Recovery
 from launcher.history.status import JobStatus, TierState
-from launcher.history.view import ending, plural
+from launcher.history.view import ending
+from launcher.history.wording import plural
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"

@@ -18,11 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import submitit
-from submitit.auto.auto import flexible_init
-from submitit.core.core import Executor as BaseExecutor
-from submitit.core.core import Job
-from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit import Job
 
 from launcher.errors import UsageError
 from launcher.job import gpus, run_liveness
@@ -35,6 +31,7 @@ from launcher.submission.job import LocalJob, SlurmJob
 from launcher.submission.local import SupervisedLocalExecutor
 from launcher.submission.request import make_folder
 from launcher.submission.slurm import SupervisedSlurmExecutor
+from launcher.submission.submitit_base import DelayedSubmission, ExecutorBase, JobPaths
 from slurm.command import run
 
 _STAT_S = 30.0
@@ -113,7 +110,7 @@ class Torchrun:
         return DelayedSubmission(self, *args)
 
 
-class Executor(submitit.AutoExecutor):
+class Executor(ExecutorBase):
     """A submitit executor for supervised training jobs.
 
     It has the parameters of submitit's AutoExecutor. update_parameters() has two more: `spares` (warm nodes that
@@ -131,55 +128,53 @@ class Executor(submitit.AutoExecutor):
     """
 
     def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
-        self.cluster = cluster or self.which()
-        if self.cluster not in _EXECUTORS:
-            raise UsageError(f"cluster: got {self.cluster!r}, expected one of {', '.join(_EXECUTORS)}")
+        cluster = cluster or self.which()
+        if cluster not in _EXECUTORS:
+            raise UsageError(f"cluster: got {cluster!r}, expected one of {', '.join(_EXECUTORS)}")
         folder = _with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))
-        self._executor = flexible_init(_EXECUTORS[self.cluster], folder, **kwargs)
-        self._executor.job_class = _JOBS[self.cluster]
-        self._deprecated_args: dict[str, str] = {}
+        prefix = f"{cluster}_"
+        own = {name.removeprefix(prefix): value for name, value in kwargs.items() if name.startswith(prefix)}
+        executor = _EXECUTORS[cluster](folder, **own)
+        executor.job_class = _JOBS[cluster]
         self._job_parameters: dict[str, Any] = {}
-        BaseExecutor.__init__(self, self._executor.folder, self._executor.parameters)
+        super().__init__(cluster, executor)
 
-    def _internal_update_parameters(self, **kwargs: Any) -> None:
-        for key in list(kwargs):
-            name = key.removeprefix(f"{self.cluster}_")
-            if name == "tasks_per_node":
-                raise UsageError(f"{key}: not a parameter of a supervised job; set workers_per_node")
-            if name in _JOB_PARAMETERS:
-                value = kwargs.pop(key)
-                if value is not None:
-                    self._job_parameters[_JOB_PARAMETERS[name]] = value
-        super()._internal_update_parameters(**kwargs)
+    def is_taken(self, name: str, value: Any) -> bool:
+        own = name.removeprefix(f"{self.cluster}_")
+        if own == "tasks_per_node":
+            raise UsageError(f"{name}: not a parameter of a supervised job; set workers_per_node")
+        if own in _JOB_PARAMETERS and value is not None:
+            self._job_parameters[_JOB_PARAMETERS[own]] = value
+        return own in _JOB_PARAMETERS
 
-    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[Job[Any]]:
-        specs = [self._spec(delayed) for delayed in delayed_submissions]
-        given = self._executor.parameters
+    def submit_all(self, submissions: Sequence[DelayedSubmission]) -> list[Job[Any]]:
+        specs = [self._spec(delayed) for delayed in submissions]
+        given = self.executor.parameters
         jobs = []
         try:
             requests = []
             for spec in specs:
-                self._executor.parameters = given
-                self._executor.use(spec)
+                self.executor.parameters = given
+                self.executor.use(spec)
                 self._check(spec)
-                requests.append(self._executor.request())
+                requests.append(self.executor.request())
             slurm_cluster = _cluster_name() if self.cluster == "slurm" else ""
             for _, numbered in itertools.groupby(enumerate(specs), key=lambda each: requests[each[0]]):
                 alike = [spec for _, spec in numbered]
-                self._executor.parameters = given
-                self._executor.use(alike[0])
-                submitted = self._executor.launch(alike)
+                self.executor.parameters = given
+                self.executor.use(alike[0])
+                submitted = self.executor.launch(alike)
                 for job, spec in zip(submitted, alike, strict=True):
                     _remember(job, spec, self.cluster, slurm_cluster)
                 jobs += submitted
         finally:
-            self._executor.parameters = given
+            self.executor.parameters = given
         return jobs
 
     def _spec(self, delayed: DelayedSubmission) -> JobSpec:
         job = delayed.function
-        gres = {"gres": self._executor.parameters["gres"]} if self._executor.parameters.get("gres") else {}
+        gres = {"gres": self.executor.parameters["gres"]} if self.executor.parameters.get("gres") else {}
         if isinstance(job, JobSpec):
             return dataclasses.replace(job, slurm=gres | dict(job.slurm))
         if not isinstance(job, Torchrun) or delayed.kwargs:
@@ -198,15 +193,15 @@ class Executor(submitit.AutoExecutor):
         """Raises UsageError for a job that cannot work, before anything is submitted."""
         check_modules(spec, os.environ)
         if spec.checkpoint and spec.checkpoint.shared:
-            waits = self.cluster == "slurm" and any(map(self._executor.option, ("dependency", "begin")))
+            waits = self.cluster == "slurm" and any(map(self.executor.option, ("dependency", "begin")))
             _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, spec.name, waits=waits)
         if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
             _log.warning("%s", remark)
         if self.cluster == "slurm":
-            check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self._executor.folder), spec)
-            partition = self._executor.option("partition")
+            check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self.executor.folder), spec)
+            partition = self.executor.option("partition")
             check_partition(partition, spec)
-            check_boosters(spec, partition, self._executor.option("qos"))
+            check_boosters(spec, partition, self.executor.option("qos"))
             _remark_on_gpus(partition, spec)
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import JobPaths
-
 from holdfast.base.deadlines import within
 from launcher.connections.channel import ChannelError, connect
 from launcher.core.outcomes import JobOutcome
@@ -29,6 +27,7 @@ from launcher.job.booster_checks import require_booster
 from launcher.job.jobfile import JobSpec
 from launcher.leadership.terms import newest
 from launcher.submission.outcome import settle
+from launcher.submission.submitit_base import JobPaths
 from slurm import JobEnvironment
 
 START_TIMEOUT_S = 120.0  # time for task 0 to start the supervisor, and for its outcome after it has ended

@@ -14,7 +14,7 @@ from launcher.submission.logs import Selection, text_of
 from launcher.submission.slurm import SupervisedSlurmJob
 
 if TYPE_CHECKING:
-    from submitit.core.utils import JobPaths
+    from launcher.submission.submitit_base import JobPaths
 
 
 class _Verbs:

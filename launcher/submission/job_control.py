@@ -18,7 +18,7 @@ from launcher.history.outcome import Outcome
 from launcher.history.status import JobStatus
 from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
-from launcher.history.view import plural
+from launcher.history.wording import plural
 from launcher.job.registry import KnownJob
 from launcher.job.scale_request import ScaleRequest
 from launcher.job.stop_request import StopRequest

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import JobPaths
-from submitit.local.local import LocalExecutor, LocalJob
+from submitit import LocalExecutor
 
 from ckpt.agent.process.launch import PYTHON
 from launcher.errors import LauncherError
@@ -22,22 +21,23 @@ from launcher.job.supervisor_process import Process
 from launcher.scheduler.local import require_machine
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.request import make_folder, write_request
+from launcher.submission.submitit_base import JobPaths, LocalJobBase
 
 
-class SupervisedLocalJob(SupervisedJob, LocalJob):
+class SupervisedLocalJob(SupervisedJob, LocalJobBase):
     """A job on the local cluster. Its state and cancel() work from any process on the machine."""
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         process = Process.read(self.paths.folder)
-        if self._process is None and process is not None and process.alive():
+        if not self.is_own_process and process is not None and process.alive():
             return {"jobState": "RUNNING"}
-        if self._process is None and self._outcome() is not None:
+        if not self.is_own_process and self._outcome() is not None:
             return {"jobState": "FINISHED"}
         return dict(super().get_info(mode))
 
     def done(self, force_check: bool = False) -> bool:
         """Whether the job's supervisor has ended."""
-        return bool(LocalJob.done(self))
+        return bool(LocalJobBase.done(self))
 
     def cancel(self, check: bool = True) -> None:
         """Have the supervisor end the job at once, as Ctrl-C does.
@@ -78,11 +78,11 @@ class SupervisedLocalExecutor(LocalExecutor):
         """The options for a scheduler: "", because there is none."""
         return ""
 
-    def launch(self, specs: Sequence[JobSpec]) -> list[LocalJob]:
+    def launch(self, specs: Sequence[JobSpec]) -> list[LocalJobBase]:
         """Starts each."""
         return [self._start(spec) for spec in specs]
 
-    def _start(self, spec: JobSpec) -> LocalJob:
+    def _start(self, spec: JobSpec) -> LocalJobBase:
         paths = self._new_job_paths()
         try:
             write_request(paths.folder, spec.to_json())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from submitit.core.core import Job
-from submitit.core.utils import DelayedSubmission, UncompletedJobError
-
 from launcher.core.outcomes import JobOutcome
 from launcher.errors import JobFailed
 from launcher.history.outcome import Outcome
 from launcher.job.jobfile import JobSpec
 from launcher.submission.request import read_request
+from launcher.submission.submitit_base import DelayedSubmission, JobBase, UncompletedJobError
 
 _POLL_S = 0.5
 
@@ -33,7 +31,7 @@ def settle(name: str, outcome: Outcome) -> dict[str, Any]:
     return outcome.to_mapping()
 
 
-class SupervisedJob(Job[Any]):
+class SupervisedJob(JobBase):
     """A job whose outcome is in its folder."""
 
     def done(self, force_check: bool = False) -> bool:
@@ -49,8 +47,8 @@ class SupervisedJob(Job[Any]):
         outcome = Outcome.read(self.paths.folder)
         return None if outcome is None or outcome.name is JobOutcome.STOPPED else outcome
 
-    def _get_outcome_and_result(self) -> tuple[str, Any]:
-        deadline_s = time.monotonic() + self._results_timeout_s  # a shared file system may show the file late
+    def outcome_and_result(self, timeout_s: float) -> tuple[str, Any]:
+        deadline_s = time.monotonic() + timeout_s
         while (outcome := self._outcome()) is None:
             if time.monotonic() > deadline_s:
                 log = self.stderr() or super().stdout() or ""

@@ -10,12 +10,11 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import JobPaths
-from submitit.slurm.slurm import SlurmExecutor, SlurmInfoWatcher, SlurmJob
+from submitit import SlurmJob
 
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.files import durable_write
@@ -28,6 +27,7 @@ from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_optio
 from launcher.submission.outcome import SupervisedJob
 from launcher.submission.queue import never_starts
 from launcher.submission.request import make_folder, write_request
+from launcher.submission.submitit_base import JobPaths, SlurmExecutorBase, WatcherBase
 from slurm import Slurm, SlurmError
 from slurm.batch_script import batch_script, overriding
 from slurm.client import submitted_job
@@ -100,7 +100,7 @@ exec {python} -u -m launcher.submission.batch slurm {folder}"""
 _log = logging.getLogger(__name__)
 
 
-class SlurmWatcher(SlurmInfoWatcher):
+class SlurmWatcher(WatcherBase):
     """Reads job states from squeue, and from sacct those of jobs that squeue no longer lists.
 
     submitit itself uses only sacct, which has no jobs on a site without slurmdbd, so that wait() would never return.
@@ -109,25 +109,18 @@ class SlurmWatcher(SlurmInfoWatcher):
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         return self.get_state(job_id, mode=mode) in _ENDED
 
-    def update(self) -> None:
-        job_ids = sorted(self._registered - self._finished)
-        if not job_ids:
-            return
-        self._num_calls += 1
-        self._last_status_check = time.time()
+    def states(self, job_ids: Sequence[str]) -> Mapping[str, tuple[str, str]]:
         slurm = Slurm()
         try:
             states = slurm.states(job_ids)
         except CommandError as error:
             _log.warning("job states are not up to date: %s", error)
-            return
+            return {}
         if forgotten := [job_id for job_id in job_ids if job_id not in states]:
             states |= dict.fromkeys(forgotten, ("ENDED", ""))
             with contextlib.suppress(CommandError):
                 states |= slurm.recorded_states(forgotten)
-        for job_id, (state, nodes) in states.items():
-            self._info_dict[job_id] = {"JobID": job_id, "State": state, "NodeList": nodes}
-        self._finished.update(job_id for job_id in job_ids if self.is_done(job_id, mode="cache"))
+        return states
 
 
 class SupervisedSlurmJob(SupervisedJob, SlurmJob):
@@ -155,7 +148,7 @@ class SupervisedSlurmJob(SupervisedJob, SlurmJob):
                 raise
 
 
-class SupervisedSlurmExecutor(SlurmExecutor):
+class SupervisedSlurmExecutor(SlurmExecutorBase):
     """Writes the sbatch script of a supervised job and submits it.
 
     Args:
@@ -292,8 +285,7 @@ class SupervisedSlurmExecutor(SlurmExecutor):
         _require_sbatch()
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         make_folder(folder)
-        self._throttle()
-        self._last_job_submitted = time.time()
+        self.throttle()
         draft, script = folder / f".{uuid.uuid4().hex}.sh", self.script(len(specs))
         if ignored := self._overriding(script):
             _log.warning("not passed to sbatch, the job's own options hold: %s", " ".join(ignored))

@@ -6,6 +6,7 @@ import ast
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from launcher.errors import LauncherError
 from launcher.history.events import EventLog, read_events
-from launcher.history.fields import COMMON, EVENTS
+from launcher.history.fields import COMMON, EVENTS, describe
+from launcher.history.wording import Facts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,3 +130,34 @@ def test_whatever_is_recorded_has_the_fields_of_the_table() -> None:
             assert given <= {*COMMON, *EVENTS[name.value].fields}, f"{path.name}:{call.lineno}"
             found.add(name.value)
     assert {"attempt_start", "fault", "node_out", "takeover", "job_end", "resize"} <= found
+
+
+class _ReadFacts(Facts):
+    """An event that notes which of its fields are read."""
+
+    def __init__(self, event: dict[str, Any]) -> None:
+        super().__init__(event)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_the_words_and_the_colour_of_an_event_come_from_its_own_fields(name: str) -> None:
+    kind, phrases = EVENTS[name], set(Facts({}))
+    example = {"number": 1.5, "whole number": 2, "text": "x", "true or false": True, "list of names": ["a"]}
+    full = {key: example.get(each.words, []) for key, each in {**COMMON, **kind.fields}.items()}
+    for fields in (full, {}, *({key: value} for key, value in full.items())):
+        facts = _ReadFacts({"event": name, **fields})
+        for text in (kind.words, kind.style):
+            shown = text.format_map(facts) if isinstance(text, str) else text(facts)
+            assert shown and "\n" not in shown
+        assert facts.read <= {*COMMON, *kind.fields, *phrases}
+    if kind.required:
+        assert "None" not in describe({"event": name, "time": 1.0, **full})
+
+
+def test_an_event_of_another_version_is_shown_by_its_name() -> None:
+    assert describe({"event": "moved", "node": "n1", "step": 3, "reason": "a\nb"}) == "moved on n1 at step 3: a"

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from launcher.cli import main
 from launcher.core.outcomes import JobOutcome
 from launcher.history.status import STATES
-from launcher.history.view import state_style
+from launcher.history.wording import state_style
 from launcher.report.facts import facts_of
 from launcher.report.metrics import ALERTS, GRAFANA, openmetrics
 from lifecycle.heal.history import HealHistory

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from launcher.core.boosters import REFUSED
-from launcher.history.fields import EVENTS
+from launcher.history.fields import EVENTS, describe
 from launcher.history.status import JobStatus, StatusFold, status_of
-from launcher.history.view import describe, duration, render
+from launcher.history.view import duration, render
 
 
 def event(time_s: float, name: str, **fields: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.core.outcomes import JobOutcome
+from launcher.history.fields import describe
 from launcher.history.outcome import Outcome, done, is_unsaved, unsaved
 from launcher.history.status import JobStatus, status_of
-from launcher.history.view import describe
 from launcher.job.registry import KnownJob
 from launcher.job.supervisor_process import Process
 from launcher.submission.job_control import corrected

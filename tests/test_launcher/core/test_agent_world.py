@@ -15,8 +15,8 @@ from launcher.core.attempt import SECONDARY_CAUSE_WINDOW_S
 from launcher.core.commands import Order, Purpose
 from launcher.core.state import RestartLimits
 from launcher.core.teardown import AGENT_CANCEL_S
+from launcher.history.fields import describe
 from launcher.history.status import status_of
-from launcher.history.view import describe
 
 LOST = {"event": "agents_lost", "attempt": 3, "generation": 0, "time": 10.0}
 BACK = {"event": "agents_back", "attempt": 3, "generation": 1, "time": 12.0}

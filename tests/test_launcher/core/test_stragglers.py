@@ -10,8 +10,8 @@ from core_kit import Play, make_job
 from launcher.core import inputs
 from launcher.core.commands import Order
 from launcher.diagnosis.slow_rank import RankTimes, Straggler
+from launcher.history.fields import describe
 from launcher.history.status import status_of
-from launcher.history.view import describe
 from launcher.job.straggler import StragglerSection
 from launcher.supervisor.stragglers import Stragglers
 
