@@ -40,7 +40,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
-from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from launcher.diagnosis import find_cause
 from simulation.choice_rules import check_choice
 from simulation.command_rules import check_commands
@@ -261,8 +261,7 @@ def _check_memory(before: State, state: State) -> None:
     if was is None or attempt is None or attempt.outcome != "cancelled" or not state.job.has_checkpoint:
         return
     is_decided = was.number == attempt.number and not was.outcome and attempt.phase is AttemptPhase.KILLING
-    are_up = attempt.restored and not agents.gone and not agents.is_ended and agents.back == agents.generation
-    if is_decided and are_up and agents.lost_s is None and agents.judge_s is None and not agents.is_judged:
+    if is_decided and agents.phase is AgentPhase.UP and not agents.gone:
         raise Violation("a job's memory is not freed before it is written", f"attempt {attempt.number} is killed")
 
 

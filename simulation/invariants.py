@@ -36,7 +36,7 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
 from launcher.core.stages import TRAINED_GRACE_S
-from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import DecisionRules
@@ -379,7 +379,7 @@ class Invariants:
             return
         if message.node not in before.members:
             return
-        makes_way = before.agents.makes_way and message.event == "problem"  # they miss each other then
+        makes_way = message.event == "problem" and before.agents.phase is AgentPhase.MAKING_WAY  # they miss each other
         is_recorded = any(type(each) is Record and each.event == message.event for each in todo)
         if is_recorded is makes_way:
             raise Violation("what nodes report is recorded", f"{message}: {todo}")

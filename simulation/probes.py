@@ -294,7 +294,7 @@ def _agent_lost(rng: random.Random, state: State) -> Any:
 
 def _agents_ended(rng: random.Random, state: State) -> Any:
     attempt = _at_work(state)
-    if attempt is None or not state.job.has_checkpoint or state.agents.is_ended:
+    if attempt is None or not state.job.has_checkpoint or not state.agents.has_launcher:
         return None
     reason = rng.choice(("", "srun could start none"))
     return given.AgentsEnded(attempt=attempt.number, generation=state.agents.generation, reason=reason)

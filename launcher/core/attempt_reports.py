@@ -24,7 +24,7 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
-from launcher.core.state import AttemptPhase
+from launcher.core.state import AgentPhase, AttemptPhase
 from launcher.core.turn import Turn
 from launcher.diagnosis import find_cause
 
@@ -172,7 +172,7 @@ def on_committed(turn: Turn, given: Committed) -> None:
 
 
 def on_reported(turn: Turn, given: Reported) -> None:
-    if given.event == "problem" and turn.state.agents.makes_way:
+    if given.event == "problem" and turn.agents.phase is AgentPhase.MAKING_WAY:
         return  # agents that are ended one after another report each other as lost
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
 

@@ -96,7 +96,6 @@ class Running:
     first_step_seen: bool = False
     committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     generation: int = 0
-    back: int = 0
     agents_lost: bool = False
     fault: Event | None = None
     is_resizing: bool = False
@@ -368,8 +367,7 @@ def _agents_lost(history: History, event: Event) -> History:
 
 
 def _agents_back(history: History, event: Event) -> History:
-    generation = event["generation"]
-    return _of_attempt(history, event, generation=generation, back=generation, agents_lost=False)
+    return _of_attempt(history, event, generation=event["generation"], agents_lost=False)
 
 
 def _fault(history: History, event: Event) -> History:
