@@ -120,7 +120,6 @@ _KEEPS_RANKS = frozenset((
 _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.ASKING: 1.0,
     Stage.PROBING: 0.5,
-    Stage.LOOKING: 0.5,
     Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
     Stage.CONFIRMING: 1.0,
     Stage.CLOSING: 0.5,
@@ -134,7 +133,6 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.EXPLAINING: 1.0,
     AttemptPhase.RELEASING: 30.0,  # agents may be coming up
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
-    AttemptPhase.LOOKING: 0.5,
 }
 _LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {Stage.GATHERING: 10.5, AttemptPhase.KILLING: 1.0}
 STOP_S = 15.0  # until all ranks have stopped at a step boundary

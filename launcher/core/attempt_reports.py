@@ -1,4 +1,4 @@
-"""The nodes' reports about an attempt: loss of a node, workers, steps and commits. `attempt` acts on them."""
+"""Reports about an attempt: loss of a node, workers, steps, commits, checkpoints. `attempt` acts on them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from launcher.core.inputs import (
     NodeBroken,
     NodeJoined,
     NodeLost,
+    OwnCheckpointsSeen,
     Progress,
     Reported,
     RestoreRefused,
@@ -169,6 +170,12 @@ def on_committed(turn: Turn, given: Committed) -> None:
         hang = hang.note(given.step, turn.now_s, is_active=True, is_over=hang.is_over, rank_ended=hang.rank_ended)
         turn.state = replace(turn.state, hang=hang)
     turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
+
+
+def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
+    known_s = turn.state.history.gains.file_s
+    if known_s is None or given.modified_s > known_s:  # else an earlier supervisor has recorded it
+        turn.record("own_checkpoint", file=given.file, modified=given.modified_s)
 
 
 def on_reported(turn: Turn, given: Reported) -> None:

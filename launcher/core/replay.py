@@ -356,8 +356,8 @@ def _commit(history: History, event: Event) -> History:
 
 
 def _own_checkpoint(history: History, event: Event) -> History:
-    gains, modified_s = history.gains, event["modified"]
-    if gains.file_s is None and not history.next_attempt:  # its state before the first attempt
+    gains, attempt, modified_s = history.gains, history.attempt, event["modified"]
+    if gains.file_s is None and (attempt is None or modified_s <= attempt.begun_s):  # not written by this job
         gains = replace(gains, file_at_fault_s=modified_s)
     return replace(history, gains=replace(gains, file_s=max(gains.file_s or 0.0, modified_s)))
 

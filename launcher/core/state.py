@@ -66,7 +66,6 @@ class JobFacts:
         elastic: the settings for growing and shrinking.
         limits: the settings for restarts.
         has_checkpoint: whether the job has a `checkpoint` section, and therefore agents.
-        names_own_checkpoints: whether the job file has `progress`.
         is_local: whether this is the embedded cluster. Its nodes are new at each start, and only users request
             boosters.
         can_requeue: whether the scheduler can start the job again.
@@ -89,7 +88,6 @@ class JobFacts:
     elastic: ElasticLimits = field(default_factory=ElasticLimits)
     limits: RestartLimits = field(default_factory=RestartLimits)
     has_checkpoint: bool = True
-    names_own_checkpoints: bool = False
     is_local: bool = False
     can_requeue: bool = True
     swaps_stragglers: bool = False
@@ -228,7 +226,6 @@ class AttemptPhase(Enum):
     EXPLAINING = "explaining"  # no agents came up: nodes or the scheduler are at fault
     RELEASING = "releasing"  # the agents finish their work
     KILLING = "killing"  # until every node has reported that no process of the attempt is left
-    LOOKING = "looking"  # for newer files of the script's own checkpoints
     ENDED = "ended"
 
 
@@ -436,7 +433,6 @@ class Stage(Enum):
     ASKING = "asking"  # which nodes cannot be given a process
     PROBING = "probing"  # the folder can be written
     GATHERING = "gathering"  # nodes
-    LOOKING = "looking"  # the script's own checkpoints before the attempt
     ATTEMPT = "attempt"
     BACKING_OFF = "backing_off"
     DECIDING = "deciding"  # after a fault: the meaning of a SIGTERM, if there was one
