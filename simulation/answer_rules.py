@@ -177,15 +177,10 @@ def _events_written(its: Decided, message: given.EventsWritten) -> Iterator[str]
 
 
 def _own_seen(its: Decided, message: given.OwnCheckpointsSeen) -> Iterator[str]:
-    before, after = its.before, its.after
-    of = before.attempt
-    is_attempt = before.stage is Stage.ATTEMPT and of is not None and of.phase is AttemptPhase.LOOKING
-    if not (is_attempt or before.stage is Stage.LOOKING):
-        return
-    if message.file is not None and not its.records("own_checkpoint", file=message.file):
-        yield "it is not recorded"
-    if before.stage is Stage.LOOKING is after.stage:
-        yield "it is still awaited"
+    known_s = its.before.history.gains.file_s
+    is_news = known_s is None or message.modified_s > known_s
+    if its.records("own_checkpoint", file=message.file) is not is_news:
+        yield "it is not recorded" if is_news else "it is recorded again"
 
 
 def _requeued(its: Decided, message: given.Requeued) -> Iterator[str]:

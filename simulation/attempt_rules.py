@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.core import inputs as given
+from launcher.core.agent_world import MAY_COME_UP
 from launcher.core.attempt import BEFORE_END
 from launcher.core.members import Phase
-from launcher.core.state import AttemptPhase
+from launcher.core.state import AgentPhase, AttemptPhase
 from simulation.decided import AT_WORK, Decided, Rule
 
 # The attempt
@@ -140,17 +141,18 @@ def _restored(its: Decided, message: given.Restored) -> Iterator[str]:
     assert of is not None and attempt is not None
     if its.records("restore", attempt=message.attempt) is of.restored or not attempt.restored:
         yield "it is recorded again" if of.restored else "it is not recorded"
-    if its.is_same_attempt and not of.restored and its.after.agents.ask_s is not None:
-        yield "the scheduler is still to be asked about late agents"
+    if its.is_same_attempt and not of.restored and its.after.agents.phase is AgentPhase.COMING_UP:
+        yield "they are still awaited"
 
 
 def _agents_rejoined(its: Decided, message: given.AgentsRejoined) -> Iterator[str]:
     was, now = its.before.agents, its.after.agents
-    is_news = was.back < message.generation == was.generation
+    is_awaited = message.generation == was.generation and was.lost_s is not None
+    is_news = is_awaited and not was.gone and was.phase in MAY_COME_UP
     if its.records("agents_back", generation=message.generation) is not is_news:
         yield "it is not recorded" if is_news else "it is recorded"
     makes_way = now.generation > message.generation  # its holders are let go in the same decision
-    if is_news and (now.back, now.lost_s is None, now.makes_way) != (message.generation, not makes_way, makes_way):
+    if is_news and now.phase is not (AgentPhase.MAKING_WAY if makes_way else AgentPhase.UP):
         yield f"the agents are {now}"
 
 
@@ -160,10 +162,8 @@ def _agent_lost(its: Decided, message: given.AgentLost) -> Iterator[str]:
         return
     if message.node not in now.gone:
         yield "its end is not known"
-    if now.makes_way:
-        yield "agents that are lost make no way"
-    if not was.is_judged and (now.judge_s if was.judge_s is None else was.judge_s) is None and not now.is_judged:
-        yield "the loss is not judged"
+    if now.phase in (AgentPhase.COMING_UP, AgentPhase.MAKING_WAY, AgentPhase.UP):
+        yield f"the agents are {now.phase.value}"
 
 
 def _agent_ended(its: Decided, message: given.AgentEnded) -> Iterator[str]:
@@ -176,13 +176,13 @@ def _agents_ended(its: Decided, message: given.AgentsEnded) -> Iterator[str]:
     assert of is not None and attempt is not None
     if message.generation != was.generation or now.generation != was.generation or not its.is_same_attempt:
         return
-    if not now.is_ended:
+    if now.has_launcher:
         yield "it is not known"
     if message.reason and not of.restored:
         if not any(message.reason in fault.reason for fault in attempt.faults):
             yield "they could not be started, and that is no fault"
-    elif now.judge_s is None and not now.is_judged and attempt.phase is not AttemptPhase.ENDED:
-        yield "the loss is not judged"
+    elif now.phase in (AgentPhase.COMING_UP, AgentPhase.MAKING_WAY, AgentPhase.UP):
+        yield f"the agents are {now.phase.value}"
 
 
 RULES: dict[type, Rule] = {

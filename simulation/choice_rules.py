@@ -14,7 +14,7 @@ from launcher.core.faults import LOSSES_S
 from launcher.core.inputs import AgentsRejoined
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import may_be_asked
-from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from simulation.violation import Violation
 
 _GROWS = "more nodes are there"
@@ -165,10 +165,7 @@ def _stays_needlessly(state: State) -> str:
 
 def _are_agents_whole(state: State) -> bool:
     """Whether an attempt can save: its agents are there, and no loss is known."""
-    attempt, agents = state.attempt, state.agents
-    if attempt is None or not attempt.restored or agents.back != agents.generation or agents.is_ended:
-        return False
-    return agents.lost_s is None and agents.judge_s is None and agents.due_s is None and not agents.is_judged
+    return state.agents.phase is AgentPhase.UP
 
 
 def _of_growth(after: State, fields: Any) -> Iterator[str]:

@@ -16,7 +16,6 @@ from simulation.violation import Violation
 _ANSWERS: dict[Stage, type] = {
     Stage.ASKING: do.AskUnusable,
     Stage.PROBING: do.ProbeFolder,
-    Stage.LOOKING: do.LookAtOwnCheckpoints,
     Stage.SCHEDULER: do.AskUnusable,
     Stage.CONFIRMING: do.AskWhyTerminated,
     Stage.CLOSING: do.ProbeFolder,

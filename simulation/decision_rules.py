@@ -13,7 +13,6 @@ from launcher.core.commands import (
     Dismiss,
     EndAllocation,
     KillAgents,
-    LookAtOwnCheckpoints,
     ProbeFolder,
     Purpose,
     Record,
@@ -40,7 +39,7 @@ from launcher.core.inputs import (
 )
 from launcher.core.members import Phase, is_usable
 from launcher.core.requests import SHRINK_S, is_asked
-from launcher.core.state import AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from launcher.diagnosis import find_cause
 from simulation.choice_rules import check_choice
 from simulation.command_rules import check_commands
@@ -51,7 +50,7 @@ from simulation.waits import check_waits
 _TELLS_STEP = (Committed, FirstStep, Progress, WorkersEnded, WorkersKilled)
 _STRANGER = "which this job has not asked for"
 _NOT_LEAVING = (Phase.READY, Phase.TRAINING, Phase.RETURNING)
-_AWAITS = {AskUnusable: Stage.ASKING, ProbeFolder: Stage.PROBING, LookAtOwnCheckpoints: Stage.LOOKING}
+_AWAITS = {AskUnusable: Stage.ASKING, ProbeFolder: Stage.PROBING}
 _AT_END = (Stage.CONFIRMING, Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED)
 
 
@@ -220,8 +219,6 @@ def check_decision(before: State, message: Any, state: State, todo: tuple[Comman
         if type(command) is Dismiss and command.forget:
             _check_forgotten(before, message, todo, command.node)
         _check_stage(command, state)
-        if type(command) is LookAtOwnCheckpoints and not state.job.names_own_checkpoints:
-            raise Violation("only files that are named are looked for", f"{command}")
 
 
 def _check_time_left(message: TimeLeftAnswered, state: State) -> None:
@@ -261,8 +258,7 @@ def _check_memory(before: State, state: State) -> None:
     if was is None or attempt is None or attempt.outcome != "cancelled" or not state.job.has_checkpoint:
         return
     is_decided = was.number == attempt.number and not was.outcome and attempt.phase is AttemptPhase.KILLING
-    are_up = attempt.restored and not agents.gone and not agents.is_ended and agents.back == agents.generation
-    if is_decided and are_up and agents.lost_s is None and agents.judge_s is None and not agents.is_judged:
+    if is_decided and agents.phase is AgentPhase.UP and not agents.gone:
         raise Violation("a job's memory is not freed before it is written", f"attempt {attempt.number} is killed")
 
 
@@ -275,8 +271,6 @@ def _check_stage(command: Command, state: State) -> None:
         phases = {node: state.members[node].phase for node in command.nodes if node in state.members}
         if command.purpose is Purpose.RETURN and {*phases.values()} - {Phase.RETURNING}:
             raise Violation("a node that is back is judged", f"{command}: {phases}")
-        return
-    if type(command) is LookAtOwnCheckpoints and state.stage is Stage.ATTEMPT:
         return
     raise Violation("the stage tells what is waited for", f"{command} in {state.stage}")
 

@@ -147,7 +147,19 @@ class Driver:
             world.clock.after(LOOK_S, self._look_at_boosters)
         if not world.setup.is_local:
             world.clock.after(DRAINS_S, self._look_at_drains)
+        if world.setup.names_own:
+            self._look_at_own()
         world.changed()
+
+    def look_at_own_within(self, seconds: float) -> None:
+        """The script's own checkpoints may have changed."""
+        self.world.clock.after(self.world.delay(0.001, seconds), self._look_at_own)
+
+    def _look_at_own(self) -> None:
+        file, modified_s = self.world.own_file
+        if file != self._own_file and self.is_awake and self.is_listening:
+            self._own_file = file
+            self.put(given.OwnCheckpointsSeen(file=file, modified_s=modified_s))
 
     def _look_at_drains(self) -> None:
         """Asks which nodes are drained, again and again."""
@@ -190,7 +202,6 @@ class Driver:
                 hang_timeout_s=setup.hang_timeout_s,
             ),
             has_checkpoint=setup.has_checkpoint,
-            names_own_checkpoints=setup.names_own,
             is_local=setup.is_local,
             can_requeue=not setup.is_local,
             predecessor=predecessor,
@@ -244,6 +255,7 @@ class Driver:
     def _woke(self, slept_s: float) -> None:
         waiting, self._inbox = self._inbox, []
         self._flush_soon()
+        self._look_at_own()
         self.links.woke(slept_s)
         for message in waiting:
             self._inbox.append(message)
@@ -305,6 +317,8 @@ class Driver:
                 self.links.receive(*message)
             else:
                 self._decide(message)
+                if self.world.setup.names_own and type(message) in (given.WorkersEnded, given.WorkersKilled):
+                    self.look_at_own_within(0.02)
         self._is_busy = False
 
     def _decide(self, message: Any) -> None:
@@ -503,14 +517,6 @@ class Driver:
         else:
             self.put(given.FolderProbed())
 
-    def _look_at_own(self, command: do.LookAtOwnCheckpoints) -> None:
-        file, modified_s = self.world.own_file
-        if file != self._own_file:
-            self._own_file = file
-            self._answer_later(given.OwnCheckpointsSeen(file=file, modified_s=modified_s))
-        else:
-            self._answer_later(given.OwnCheckpointsSeen())
-
     def _requeue(self, command: do.Requeue, since_s: float | None = None) -> None:
         slurm, since_s = self.world.slurm, self.world.clock.now if since_s is None else since_s
 
@@ -589,7 +595,6 @@ _PERFORM: dict[type, Callable[[Driver, Any], None]] = {
     do.AskWhyTerminated: Driver._ask_why_terminated,
     do.AskTimeLeft: Driver._ask_time_left,
     do.ProbeFolder: Driver._probe_folder,
-    do.LookAtOwnCheckpoints: Driver._look_at_own,
     do.Requeue: Driver._requeue,
     do.EndJob: Driver._end_job,
 }

@@ -258,13 +258,13 @@ def _stood_still(its: Decided, message: given.StoodStill) -> Iterator[str]:
             ("the roll call", before.roll_call_s, after.roll_call_s),
             ("the full house", before.full_s, after.full_s),
             ("the end of the launch", before.launch.late_s, after.launch.late_s),
-            ("the question about late agents", before.agents.ask_s, after.agents.ask_s),
-            ("the judgement of agents", before.agents.judge_s, after.agents.judge_s),
         ]
         of, now = before.attempt, after.attempt
         if of is not None and now is not None and its.is_same_attempt and of.phase is now.phase:
             pairs.append(("the phase's start", of.phase_s, now.phase_s))
             pairs.append(("the others' return", of.others_s, now.others_s))
+            if before.agents.phase is after.agents.phase:
+                pairs.append(("the end of the agents' phase", before.agents.until_s, after.agents.until_s))
         for name, was_s, now_s in pairs:
             if was_s is not None and now_s is not None and now_s < was_s + seconds - 0.001:
                 yield f"{name} is {now_s - was_s:.1f} s later"

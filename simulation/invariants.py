@@ -36,7 +36,7 @@ from launcher.core.inputs import (
 from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
 from launcher.core.stages import TRAINED_GRACE_S
-from launcher.core.state import AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
 from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import DecisionRules
@@ -120,7 +120,6 @@ _KEEPS_RANKS = frozenset((
 _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     Stage.ASKING: 1.0,
     Stage.PROBING: 0.5,
-    Stage.LOOKING: 0.5,
     Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
     Stage.CONFIRMING: 1.0,
     Stage.CLOSING: 0.5,
@@ -134,7 +133,6 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.EXPLAINING: 1.0,
     AttemptPhase.RELEASING: 30.0,  # agents may be coming up
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
-    AttemptPhase.LOOKING: 0.5,
 }
 _LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {Stage.GATHERING: 10.5, AttemptPhase.KILLING: 1.0}
 STOP_S = 15.0  # until all ranks have stopped at a step boundary
@@ -379,7 +377,7 @@ class Invariants:
             return
         if message.node not in before.members:
             return
-        makes_way = before.agents.makes_way and message.event == "problem"  # they miss each other then
+        makes_way = message.event == "problem" and before.agents.phase is AgentPhase.MAKING_WAY  # they miss each other
         is_recorded = any(type(each) is Record and each.event == message.event for each in todo)
         if is_recorded is makes_way:
             raise Violation("what nodes report is recorded", f"{message}: {todo}")

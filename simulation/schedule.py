@@ -202,7 +202,7 @@ _TRIGGERS = (
     ("StartAgents", 2), ("KillAgents", 1), ("ReleaseRunners", 1), ("AskUnusable", 1), ("AskUnusable", 2),
     ("ProbeFolder", 1), ("ProbeFolder", 2), ("Settle", 1), ("Settle", 2), ("Requeue", 1), ("EndJob", 1),
     ("AwaitReturn", 1), ("LetGo", 1), ("AskWhyTerminated", 1), ("AskTimeLeft", 1), ("Dismiss", 1),
-    ("LookAtOwnCheckpoints", 1), ("NodeJoined", 1), ("NodeJoined", 2), ("NodeJoined", 5), ("NodeLost", 1),
+    ("OwnCheckpointsSeen", 1), ("NodeJoined", 1), ("NodeJoined", 2), ("NodeJoined", 5), ("NodeLost", 1),
     ("NodeLost", 2), ("WorkersStarted", 1), ("WorkersStarted", 3), ("WorkersEnded", 1), ("WorkersEnded", 2),
     ("WorkersKilled", 1), ("Restored", 1), ("Committed", 1), ("Committed", 4), ("AgentsEnded", 1),
     ("AgentLost", 1), ("UnusableAnswered", 1), ("IsolationChanged", 1), ("TerminationExplained", 1),
@@ -213,7 +213,6 @@ _DELAYS_S = (0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 3.0, 6.0)
 _MOMENTS: dict[str, tuple[str, ...]] = {
     "probing": ("folder_full", "worker_fails"),
     "gathering": ("node_crashes", "slow_start"),
-    "looking": ("worker_fails",),
     "backing_off": ("worker_fails",),
     "deciding": ("worker_fails", "preempted"),
     "scheduler": ("slurm_silent",),
@@ -323,8 +322,6 @@ def _draw_moment(rng: random.Random, setup: Setup) -> tuple[Setup, tuple[Fault, 
     second = replace(_of_kind(rng, rng.choice(_STRIKES)), at_s=rng.choice(_DELAYS_S), after=moment, nth=strike.nth)
     if moment in _LEAD_TO_REQUEUE:
         setup, cause = replace(setup, spares=0, least=setup.nodes), replace(cause, flag=min(cause.flag, 0))
-    elif moment == "looking":
-        setup = replace(setup, names_own=True)
     return setup, (cause, strike, second) if rng.random() < 0.4 else (cause, strike)
 
 

@@ -18,7 +18,7 @@ import launcher.core
 from launcher.core import decision
 from launcher.core.commands import Record, Send, SetTimer
 from launcher.core.inputs import FirstStep, NodeLost
-from launcher.core.state import AttemptPhase, Stage, State
+from launcher.core.state import AgentPhase, AttemptPhase, Stage, State
 from launcher.core.turn import Turn
 from simulation.schedule import Schedule
 from simulation.single_faults import FAULTS
@@ -77,6 +77,11 @@ def watched(changes: list[Change]) -> Iterator[None]:
             if phase is not self.attempt.phase:
                 changes.append((None if is_new else self.attempt.phase, phase))
             super().enter_phase(phase)
+
+        def enter_agents(self, phase: AgentPhase, **times: Any) -> None:
+            if phase is not self.agents.phase:
+                changes.append((self.agents.phase, phase))
+            super().enter_agents(phase, **times)
 
     before, decision.Turn = decision.Turn, WatchedTurn  # type: ignore[misc]
     try:
@@ -152,6 +157,7 @@ def page() -> str:
             _HEAD,
             *_machine("Stages of the job", Stage, found),
             *_machine("Phases of an attempt", AttemptPhase, found),
+            *_machine("Phases of an attempt's agents", AgentPhase, found),
             *_walk(walk(schedule)),
         ]
     )

@@ -84,11 +84,10 @@ def _of_attempt(state: State, history: History) -> Iterator[str]:
         yield "the attempt makes way for another size, by the events it does not"
     if attempt.phase is AttemptPhase.TRAINING and past.workers_s is None:
         yield "workers run, by the events they do not"
-    if past.generation not in (agents.generation, agents.generation + 1) or past.back != agents.back:
-        of = f"{past.generation}, back {past.back}"
-        yield f"agents of generation {agents.generation}, back {agents.back}, by the events {of}"
-    if past.agents_lost and agents.lost_s is None:
-        yield "the agents are lost by the events"
+    if past.generation not in (agents.generation, agents.generation + 1):
+        yield f"agents of generation {agents.generation}, by the events {past.generation}"
+    if past.agents_lost is not (agents.lost_s is not None):
+        yield f"agents lost={agents.lost_s is not None}, by the events {past.agents_lost}"
     there = {node for node in history.holders if node in state.members}
     serve = {node for node in there if state.members[node].phase in (Phase.READY, Phase.LEAVING)}
     if not set(state.holders) <= set(history.holders) or serve - set(state.holders):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.core.agent_world import LAUNCHER_S
 from launcher.core.attempt import (
     FOLDER_TIMEOUT_S,
     PREDECESSOR_S,
@@ -21,7 +20,7 @@ from launcher.core.boosters import LATE_S
 from launcher.core.hang import FLOOR_S, REPEAT_FACTOR, START_S, STEPS_FACTOR
 from launcher.core.recovery import MAX_DELAY_S
 from launcher.core.stages import NODE_START_TIMEOUT_S, SCHEDULER_TIMEOUT_S, TRAINED_GRACE_S
-from launcher.core.state import Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
+from launcher.core.state import AgentPhase, Attempt, AttemptPhase, BoosterPhase, Sigterm, Stage, State
 from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_CANCEL_S, AGENT_FLUSH_S, AGENT_STOP_S, KILL_CONFIRM_S
 from simulation.decided import AT_WORK
@@ -61,11 +60,11 @@ def check_waits(before: State, after: State, now_s: float, *, is_acting: bool) -
         return
     timer_s = after.timer_s
     for what, latest_s in _latest(after):
-        if timer_s is None or timer_s > latest_s + _GROWN_S:
+        if latest_s is None or timer_s is None or timer_s > latest_s + _GROWN_S:
             raise Violation("every wait has its deadline", f"{what} ends at {latest_s}, and the timer is at {timer_s}")
 
 
-def _latest(state: State) -> Iterator[tuple[str, float]]:
+def _latest(state: State) -> Iterator[tuple[str, float | None]]:
     """What the job waits for, and until when at most."""
     stage = state.stage
     if stage is Stage.ATTEMPT:
@@ -84,7 +83,7 @@ def _latest(state: State) -> Iterator[tuple[str, float]]:
             yield "the wait for more nodes than are needed", state.full_s + TRAINED_GRACE_S
 
 
-def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
+def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float | None]]:
     phase, agents = attempt.phase, state.agents
     if phase in _PHASE_S:
         yield phase.value, attempt.phase_s + _PHASE_S[phase]
@@ -96,19 +95,16 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float]]:
         until_s = attempt.phase_s + (AGENT_FLUSH_S if attempt.is_last else AGENT_STOP_S)
         asked = state.requests
         yield phase.value, min(until_s, asked.cancelled_s + AGENT_CANCEL_S) if asked.is_cancelled else until_s
-        if not agents.is_ended and all(node in agents.gone for node in attempt.nodes):
-            assert agents.gone_s is not None
-            yield "the launcher of agents that have ended", agents.gone_s + LAUNCHER_S
+        if agents.has_launcher and all(node in agents.gone for node in attempt.nodes):
+            yield "the launcher of agents that have ended", agents.until_s
     elif phase is AttemptPhase.KILLING and not state.is_isolated and state.stood_still_s is None:
         yield phase.value, attempt.phase_s + KILL_CONFIRM_S
-    if agents.judge_s is not None:
-        yield "the judgement of agents", agents.judge_s
+    if agents.phase is AgentPhase.IN_DOUBT:
+        yield "the doubt about agents", agents.until_s
     if phase not in AT_WORK or attempt.is_decisive:
         return
-    if agents.ask_s is not None:
-        yield "the question about late agents", agents.ask_s
-    if agents.due_s is not None:
-        yield "the replacement of agents", agents.due_s
+    if agents.phase is AgentPhase.WAITING:
+        yield "the replacement of agents", agents.until_s
     stop = state.requests.stop
     if stop is not None and (stop != StopReason.RESIZE or state.resize.is_written):
         grace_s = (

@@ -11,6 +11,7 @@ from launcher import core
 from launcher.core.inputs import HaltAsked
 from launcher.core.replay import History, replay
 from launcher.core.state import State
+from launcher.supervisor.own_checkpoints import LOOK_S
 from simulation.agents import AgentGroup
 from simulation.boosters import BoosterJob, Boosters
 from simulation.clock import EPOCH_S, Clock
@@ -346,6 +347,8 @@ class World:
         if self.setup.names_own:
             self.own_step = max(self.own_step, step)
             self.own_file = (f"own-{step}", EPOCH_S + self.clock.now)
+            for driver in self.drivers:
+                driver.look_at_own_within(LOOK_S)
 
     def newest_recoverable(self, nodes: tuple[str, ...]) -> int | None:
         """The newest committed step that these nodes, or the shared tier, can give back; None for none."""

@@ -15,7 +15,6 @@ from launcher.core.frozen import replace
 from launcher.core.hang import Stall
 from launcher.core.inputs import (
     EventsWritten,
-    OwnCheckpointsSeen,
     UnusableAnswered,
 )
 from launcher.core.liveness import RETURN_S
@@ -109,25 +108,6 @@ def on_failed_agents_explained(turn: Turn, given: UnusableAnswered) -> None:
         if not turn.attempt.faults:  # meanwhile the job has released these nodes
             turn.attempt = replace(turn.attempt, faults=attempt.faults[:1])
     _decide(turn)
-
-
-_NO_FILE = (
-    "no file matches the job file's `progress`, so the attempt counts as one without progress; a relative pattern "
-    "counts from the directory in which the script runs"
-)
-
-
-def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
-    if turn.attempt.phase is AttemptPhase.LOOKING:
-        record_own_checkpoint(turn, given)
-        if turn.state.history.gains.file_s == 0.0:
-            turn.record("problem", attempt=turn.attempt.number, what=_NO_FILE)
-        turn.enter_phase(AttemptPhase.ENDED)
-
-
-def record_own_checkpoint(turn: Turn, given: OwnCheckpointsSeen) -> None:
-    if given.file is not None:
-        turn.record("own_checkpoint", file=given.file, modified=given.modified_s)
 
 
 # Phases
@@ -338,10 +318,6 @@ def _is_committed(turn: Turn) -> bool:
     return turn.state.history.tells_steps and attempt.step is not None and 0 < attempt.step <= attempt.committed_step
 
 
-def _look(turn: Turn) -> None:
-    """Waits for on_own_checkpoints()."""
-
-
 def _ended(turn: Turn) -> None:
     """The attempt is over; decision.py continues."""
 
@@ -356,7 +332,6 @@ _PHASES = {
     AttemptPhase.EXPLAINING: _await_explanation,
     AttemptPhase.RELEASING: teardown.release,
     AttemptPhase.KILLING: teardown.confirm_killed,
-    AttemptPhase.LOOKING: _look,
     AttemptPhase.ENDED: _ended,
 }
 

@@ -1,4 +1,4 @@
-"""The nodes' reports about an attempt: loss of a node, workers, steps and commits. `attempt` acts on them."""
+"""Reports about an attempt: loss of a node, workers, steps, commits, checkpoints. `attempt` acts on them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from launcher.core.inputs import (
     NodeBroken,
     NodeJoined,
     NodeLost,
+    OwnCheckpointsSeen,
     Progress,
     Reported,
     RestoreRefused,
@@ -24,7 +25,7 @@ from launcher.core.inputs import (
     WorkersKilled,
     WorkersStarted,
 )
-from launcher.core.state import AttemptPhase
+from launcher.core.state import AgentPhase, AttemptPhase
 from launcher.core.turn import Turn
 from launcher.diagnosis import find_cause
 
@@ -171,8 +172,14 @@ def on_committed(turn: Turn, given: Committed) -> None:
     turn.record("commit", attempt=attempt.number, step=given.step, tier=given.tier, **given.fields)
 
 
+def on_own_checkpoints(turn: Turn, given: OwnCheckpointsSeen) -> None:
+    known_s = turn.state.history.gains.file_s
+    if known_s is None or given.modified_s > known_s:  # else an earlier supervisor has recorded it
+        turn.record("own_checkpoint", file=given.file, modified=given.modified_s)
+
+
 def on_reported(turn: Turn, given: Reported) -> None:
-    if given.event == "problem" and turn.state.agents.makes_way:
+    if given.event == "problem" and turn.agents.phase is AgentPhase.MAKING_WAY:
         return  # agents that are ended one after another report each other as lost
     turn.record(given.event, **{"attempt": given.attempt, "node": given.node, **given.fields})
 

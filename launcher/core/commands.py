@@ -245,11 +245,6 @@ class ProbeFolder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LookAtOwnCheckpoints:
-    """Asks for OwnCheckpointsSeen."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Requeue:
     """Makes the scheduler end this job and start it again. Answered by Requeued.
 
@@ -296,7 +291,6 @@ Command = (
     | AskWhyTerminated
     | AskTimeLeft
     | ProbeFolder
-    | LookAtOwnCheckpoints
     | Requeue
     | EndJob
 )

@@ -406,10 +406,15 @@ class EventsWritten:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnCheckpointsSeen:
-    """The newest file of the script's own checkpoints; None if it is unchanged or was not found in time."""
+    """The newest file of the script's own checkpoints has changed.
 
-    file: str | None = None
-    modified_s: float = 0.0
+    Attributes:
+        file: its path; "" if there is no file.
+        modified_s: its modification time (epoch); 0 if there is no file.
+    """
+
+    file: str
+    modified_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

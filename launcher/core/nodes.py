@@ -180,7 +180,7 @@ def on_stood_still(turn: Turn, given: given_.StoodStill) -> None:
         stood_still_for_s=given.seconds,
     )
     turn.launch = replace(turn.launch, late_s=later(state.launch.late_s))
-    turn.agents = replace(turn.agents, ask_s=later(state.agents.ask_s), judge_s=later(state.agents.judge_s))
+    turn.agents = replace(turn.agents, until_s=later(state.agents.until_s))
     if state.attempt is not None:
         turn.attempt = replace(
             turn.attempt, phase_s=state.attempt.phase_s + seconds, others_s=later(state.attempt.others_s)

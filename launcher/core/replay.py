@@ -96,7 +96,6 @@ class Running:
     first_step_seen: bool = False
     committed: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     generation: int = 0
-    back: int = 0
     agents_lost: bool = False
     fault: Event | None = None
     is_resizing: bool = False
@@ -357,8 +356,8 @@ def _commit(history: History, event: Event) -> History:
 
 
 def _own_checkpoint(history: History, event: Event) -> History:
-    gains, modified_s = history.gains, event["modified"]
-    if gains.file_s is None and not history.next_attempt:  # its state before the first attempt
+    gains, attempt, modified_s = history.gains, history.attempt, event["modified"]
+    if gains.file_s is None and (attempt is None or modified_s <= attempt.begun_s):  # not written by this job
         gains = replace(gains, file_at_fault_s=modified_s)
     return replace(history, gains=replace(gains, file_s=max(gains.file_s or 0.0, modified_s)))
 
@@ -368,8 +367,7 @@ def _agents_lost(history: History, event: Event) -> History:
 
 
 def _agents_back(history: History, event: Event) -> History:
-    generation = event["generation"]
-    return _of_attempt(history, event, generation=generation, back=generation, agents_lost=False)
+    return _of_attempt(history, event, generation=event["generation"], agents_lost=False)
 
 
 def _fault(history: History, event: Event) -> History:

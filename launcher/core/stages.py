@@ -9,7 +9,6 @@ from launcher.core.commands import (
     AskWhyTerminated,
     AwaitReturn,
     Dismiss,
-    LookAtOwnCheckpoints,
     ProbeFolder,
     Purpose,
 )
@@ -201,23 +200,7 @@ def _grace_s(turn: Turn) -> float:
 def _begin_attempt(turn: Turn) -> None:
     launch.end(turn)
     turn.state = replace(turn.state, is_patient=False)
-    if turn.state.job.names_own_checkpoints:
-        turn.do(LookAtOwnCheckpoints())
-        turn.enter(Stage.LOOKING)
-    else:
-        _choose(turn)
-
-
-def on_own_checkpoints(turn: Turn, given: given_.OwnCheckpointsSeen) -> None:
-    if turn.state.stage is Stage.LOOKING:
-        attempt.record_own_checkpoint(turn, given)
-        _choose(turn)
-    elif turn.state.stage is Stage.ATTEMPT:
-        attempt.on_own_checkpoints(turn, given)
-
-
-def looking(turn: Turn) -> None:
-    _ends_as_asked(turn)
+    _choose(turn)
 
 
 def _choose(turn: Turn) -> None:

@@ -66,7 +66,6 @@ class JobFacts:
         elastic: the settings for growing and shrinking.
         limits: the settings for restarts.
         has_checkpoint: whether the job has a `checkpoint` section, and therefore agents.
-        names_own_checkpoints: whether the job file has `progress`.
         is_local: whether this is the embedded cluster. Its nodes are new at each start, and only users request
             boosters.
         can_requeue: whether the scheduler can start the job again.
@@ -89,7 +88,6 @@ class JobFacts:
     elastic: ElasticLimits = field(default_factory=ElasticLimits)
     limits: RestartLimits = field(default_factory=RestartLimits)
     has_checkpoint: bool = True
-    names_own_checkpoints: bool = False
     is_local: bool = False
     can_requeue: bool = True
     swaps_stragglers: bool = False
@@ -228,7 +226,6 @@ class AttemptPhase(Enum):
     EXPLAINING = "explaining"  # no agents came up: nodes or the scheduler are at fault
     RELEASING = "releasing"  # the agents finish their work
     KILLING = "killing"  # until every node has reported that no process of the attempt is left
-    LOOKING = "looking"  # for newer files of the script's own checkpoints
     ENDED = "ended"
 
 
@@ -316,41 +313,41 @@ class Attempt:
         return bool(self.faults) or len(gone) >= len(self.nodes)
 
 
+class AgentPhase(Enum):
+    """The phases of the attempt's agents."""
+
+    NONE = "none"  # none were started
+    COMING_UP = "coming_up"  # until they have met; if the first are late, the scheduler is asked for the cause
+    MAKING_WAY = "making_way"  # as coming_up, in place of agents that are ended because holders are released
+    UP = "up"
+    IN_DOUBT = "in_doubt"  # one is lost, perhaps with its node
+    WAITING = "waiting"  # they are lost, until others are started
+    GIVEN_UP = "given_up"  # they are lost, and no others are started for this attempt
+    GONE = "gone"  # all have ended, and their launcher writes the last of their log
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentWorld:
     """The checkpoint agents of the attempt.
 
     Attributes:
+        phase, until_s: the phase, and the time of its end if it has one.
         generation: 0 for the first agents; each replacement has the next number.
-        back: the newest generation that has started.
         has_launcher: whether a launcher reports the end of all agents.
-        is_ended: whether the launcher has reported the end of all.
-        gone: nodes that have reported the end of their agents.
-        gone_s: time since which no agent of the training nodes is left, while the launcher has not reported it.
-        judge_s: time at which to judge a loss, which may be that of the node.
-        loss: the node and the reason of that loss.
-        is_judged: whether this generation's loss has been judged.
+        gone: nodes whose agents have ended.
+        loss: the node and the reason of the loss that is in doubt.
         lost_s: time since which there are no agents; None if there are.
         losses_s: times of recent losses.
-        due_s: time at which to start other agents; None: not at all.
-        ask_s: time at which to ask whether late agents can start at all.
-        makes_way: whether the agents of the previous generation are being ended because holders are released.
     """
 
+    phase: AgentPhase = AgentPhase.NONE
+    until_s: float | None = None
     generation: int = 0
-    back: int = 0
     has_launcher: bool = False
-    is_ended: bool = False
     gone: HashTrieSet[str] = field(default_factory=HashTrieSet)
-    gone_s: float | None = None
-    judge_s: float | None = None
     loss: tuple[str | None, str] = (None, "")
-    is_judged: bool = False
     lost_s: float | None = None
     losses_s: tuple[float, ...] = ()
-    due_s: float | None = None
-    ask_s: float | None = None
-    makes_way: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,7 +433,6 @@ class Stage(Enum):
     ASKING = "asking"  # which nodes cannot be given a process
     PROBING = "probing"  # the folder can be written
     GATHERING = "gathering"  # nodes
-    LOOKING = "looking"  # the script's own checkpoints before the attempt
     ATTEMPT = "attempt"
     BACKING_OFF = "backing_off"
     DECIDING = "deciding"  # after a fault: the meaning of a SIGTERM, if there was one

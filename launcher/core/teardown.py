@@ -7,7 +7,7 @@ the lower tiers: once all workers have ended, after a cancel, and after a fault 
 from __future__ import annotations
 
 from launcher.core import agent_world, recovery
-from launcher.core.commands import KillAgents, LookAtOwnCheckpoints, Order, Send
+from launcher.core.commands import KillAgents, Order, Send
 from launcher.core.liveness import RETURN_S
 from launcher.core.outcomes import AttemptOutcome
 from launcher.core.replay import judged
@@ -25,6 +25,10 @@ AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the j
 # it has come, and for the end of all processes.
 AGENT_CANCEL_S = 20.0
 AGENT_STOP_S = 3.0  # in a stop before a restart time is short, and memory survives
+_NO_FILE = (
+    "no file was seen that matches the job file's `progress`, so the attempt counts as one without progress; a "
+    "relative pattern counts from the directory in which the script runs"
+)
 
 
 def release(turn: Turn) -> None:
@@ -58,14 +62,10 @@ def confirm_killed(turn: Turn) -> None:
     for node in left:
         turn.put_out(node, f"did not confirm the end of its workers within {KILL_CONFIRM_S:g} s")
     _report_unsaved_stop(turn)
-    is_judged = (
-        attempt.outcome is AttemptOutcome.FAULT or turn.state.requests.stop == StopReason.TIME_LIMIT
-    )  # by what it has gained
-    if is_judged and turn.state.job.names_own_checkpoints:
-        turn.do(LookAtOwnCheckpoints())
-        turn.enter_phase(AttemptPhase.LOOKING)
-    else:
-        turn.enter_phase(AttemptPhase.ENDED)
+    is_judged = attempt.outcome is AttemptOutcome.FAULT or turn.state.requests.stop == StopReason.TIME_LIMIT
+    if is_judged and turn.state.history.gains.file_s == 0.0:
+        turn.record("problem", attempt=attempt.number, what=_NO_FILE)
+    turn.enter_phase(AttemptPhase.ENDED)
 
 
 def _confirm_deadline_s(turn: Turn) -> float | None:

@@ -10,6 +10,7 @@ from launcher.core.frozen import replace
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import apply
 from launcher.core.state import (
+    AgentPhase,
     AgentWorld,
     Attempt,
     AttemptPhase,
@@ -61,6 +62,10 @@ class Turn:
     def enter_phase(self, phase: AttemptPhase) -> None:
         """Begins a phase of the attempt."""
         self.attempt = replace(self.attempt, phase=phase, phase_s=self.now_s)
+
+    def enter_agents(self, phase: AgentPhase, *, until_s: float | None = None) -> None:
+        """Begins a phase of the attempt's agents."""
+        self.agents = replace(self.agents, phase=phase, until_s=until_s)
 
     def due(self, at_s: float | None) -> bool:
         """Whether a time has come. If not, the job is advanced again at that time.

@@ -59,7 +59,6 @@ def job_facts(
             on=restart.on,
         ),
         has_checkpoint=spec.checkpoint is not None,
-        names_own_checkpoints=spec.progress is not None,
         can_requeue=cluster.can_requeue,
         swaps_stragglers=spec.straggler.action == "swap",
         predecessor=predecessor,

@@ -41,7 +41,7 @@ from launcher.supervisor.allocations import Allocations, recorded
 from launcher.supervisor.drains import follow_drains
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts
-from launcher.supervisor.own_checkpoints import OwnCheckpoints
+from launcher.supervisor.own_checkpoints import follow_own_checkpoints
 from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
 from launcher.supervisor.scheduler_calls import SchedulerCalls
@@ -113,7 +113,7 @@ class Supervisor:
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._scheduler = SchedulerCalls(cluster, self._inbox.put_nowait)
-        self._own_checkpoints = OwnCheckpoints(spec.progress) if spec.progress is not None else None
+        self._has_worker_ended = asyncio.Event()
         self._history = StatusFold()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,6 +173,9 @@ class Supervisor:
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
         self._spawn(follow_drains(self._cluster, lambda: self._links.nodes, self._inbox.put_nowait))
+        if self._spec.progress is not None:
+            put = self._inbox.put_nowait
+            self._spawn(follow_own_checkpoints(self._spec.progress, self._has_worker_ended, put))
         self._spawn(self._report_progress())
         self._spawn(self._publish_steps())
         job = job_facts(
@@ -192,6 +195,8 @@ class Supervisor:
                 self._allocations.joined(given.allocation)
             if isinstance(given, inputs.Terminated):
                 given = await self._allocations.explained(given, state)
+            if isinstance(given, inputs.WorkersEnded | inputs.WorkersKilled):
+                self._has_worker_ended.set()
             log_signal(given)
             self._check_rule()
             if self._failure is not None:
@@ -288,14 +293,6 @@ class Supervisor:
         except OSError as error:
             why = f"{error.filename or 'write'}: {error.strerror}"
         self._inbox.put_nowait(inputs.FolderProbed(error=why))
-
-    async def _look_at_own_checkpoints(self) -> None:
-        newest_file = await self._own_checkpoints.look() if self._own_checkpoints is not None else None
-        if newest_file is None:
-            self._inbox.put_nowait(inputs.OwnCheckpointsSeen())
-        else:
-            seen = inputs.OwnCheckpointsSeen(file=newest_file.file, modified_s=newest_file.modified_s)
-            self._inbox.put_nowait(seen)
 
     # What comes in by itself.
 
@@ -463,7 +460,6 @@ class Supervisor:
         do.AskWhyTerminated: lambda self, _: self._spawn(self._scheduler.ask_why_terminated()),
         do.AskTimeLeft: lambda self, _: self._spawn(self._scheduler.ask_time_left()),
         do.ProbeFolder: lambda self, command: self._spawn(self._probe_folder(command)),
-        do.LookAtOwnCheckpoints: lambda self, _: self._spawn(self._look_at_own_checkpoints()),
         do.Requeue: lambda self, command: self._spawn(self._scheduler.requeue(command)),
     }
 

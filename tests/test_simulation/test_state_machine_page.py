@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import pytest
 
-from launcher.core.state import AttemptPhase, Stage
+from launcher.core.state import AgentPhase, AttemptPhase, Stage
 from simulation.single_faults import FAULTS
 from simulation.state_machine import WALK, page, transitions, walk
 
@@ -17,10 +18,10 @@ def test_the_page_is_what_the_runs_show() -> None:
     assert PAGE.read_text() == page(), "run `make docs`"
 
 
-@pytest.mark.parametrize("kind", [Stage, AttemptPhase])
-def test_every_stage_and_phase_is_reached_by_a_single_fault(kind: type[Stage] | type[AttemptPhase]) -> None:
+@pytest.mark.parametrize("kind", [Stage, AttemptPhase, AgentPhase])
+def test_every_stage_and_phase_is_reached_by_a_single_fault(kind: type[Enum]) -> None:
     reached = {after for _, after in transitions()}
-    starts = {Stage.ASKING, AttemptPhase.RETURNING}  # of a job, of a take-over: nothing leads there
+    starts = {Stage.ASKING, AttemptPhase.RETURNING, AgentPhase.NONE}  # of a job, a take-over, an attempt
     assert set(kind) - reached - starts == set()
 
 

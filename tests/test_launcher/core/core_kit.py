@@ -49,7 +49,6 @@ class Play:
         why_terminated, left_s, requeue_error: its answers to the other questions.
         failed: nodes that the runners' launcher could not reach.
         folder_error: what ProbeFolder meets.
-        file: the newest of the script's own checkpoints, and its time.
         step: of the workers when they are killed.
         silent: kinds of commands that are not answered.
         dead: nodes that confirm nothing.
@@ -65,7 +64,6 @@ class Play:
         self.requeue_error: str | None = None
         self.failed: Mapping[str, str] = {}
         self.folder_error: str | None = None
-        self.file: tuple[str, float] | None = None
         self.step: int | None = None
         self.silent: set[type] = set()
         self.dead: set[str] = set()
@@ -230,8 +228,6 @@ class Play:
             yield inputs.TimeLeftAnswered(left_s=self.left_s(self.now_s))
         elif isinstance(command, do.AskLaunch):
             yield inputs.LaunchEnded(failed=self.failed, has_ended=False)
-        elif isinstance(command, do.LookAtOwnCheckpoints):
-            yield self._newest_file()
         elif isinstance(command, do.Requeue):
             yield inputs.Requeued(error=self.requeue_error)
         elif isinstance(command, do.StartAgents):
@@ -240,12 +236,6 @@ class Play:
             yield inputs.AgentsEnded(attempt=self.attempt.number, generation=self._generation)
         elif isinstance(command, do.Send):
             yield from self._carried_out(command)
-
-    def _newest_file(self) -> Input:
-        if self.file is None:
-            return inputs.OwnCheckpointsSeen()
-        (name, modified_s), self.file = self.file, None
-        return inputs.OwnCheckpointsSeen(file=name, modified_s=modified_s)
 
     def _carried_out(self, command: do.Send) -> Iterator[Input]:
         if command.order in (Order.RELEASE_AGENT, Order.FINISH_AGENT):

@@ -739,33 +739,49 @@ def test_cancel_always_wins(stage: str) -> None:
     assert play.end is not None and play.end.outcome == "cancelled"
 
 
-def test_progress_by_own_checkpoints_is_looked_for_before_and_after_each_attempt() -> None:
-    play = Play(make_job(names_own_checkpoints=True, limits=RestartLimits(max_without_progress=2)))
-    play.file = ("out/7.pt", 500.0)
+def test_newer_own_checkpoints_are_progress_and_those_of_a_run_before_are_not() -> None:
+    play = Play(make_job(limits=RestartLimits(max_without_progress=9)))
     play.run()
-    play.file = ("out/8.pt", 510.0)
+    old = inputs.OwnCheckpointsSeen(file="out/7.pt", modified_s=play.now_s - 100.0)
+    play.give(old, old)
     play.fail("n1")
-    assert [event["file"] for event in play.events("own_checkpoint")] == ["out/7.pt", "out/8.pt"]
+    assert play.state.history.gains.fruitless == 1
+    play.give(inputs.OwnCheckpointsSeen(file="out/8.pt", modified_s=play.now_s), old)
+    play.fail("n1")
+    assert [event["file"] for event in play.events("own_checkpoint")] == ["out/7.pt", "out/8.pt"], "each once"
     assert play.state.history.gains.fruitless == 0
 
 
-def test_a_pattern_of_own_checkpoints_that_matches_nothing_is_a_problem_of_the_attempt() -> None:
-    play = Play(make_job(names_own_checkpoints=True, limits=RestartLimits(max_without_progress=2)))
-    play.file = ("", 0.0)
+def test_an_own_checkpoint_that_is_found_after_its_attempt_counts_for_the_next() -> None:
+    play = Play(make_job(limits=RestartLimits(max_without_progress=9)))
     play.run()
+    play.give(inputs.OwnCheckpointsSeen(file="", modified_s=0.0))
+    found = []
+    for _ in range(2):
+        written_s = play.now_s
+        play.fail("n1")
+        play.give(inputs.OwnCheckpointsSeen(file="out/8.pt", modified_s=written_s))
+        found.append(play.state.history.gains.fruitless)
+    assert found == [1, 0]
+
+
+def test_a_pattern_of_own_checkpoints_that_matches_nothing_is_a_problem_of_the_attempt() -> None:
+    play = Play(make_job(limits=RestartLimits(max_without_progress=2)))
+    play.run()
+    play.give(inputs.OwnCheckpointsSeen(file="", modified_s=0.0))
     play.fail("n1")
-    assert "no file matches the job file's `progress`" in play.events("problem")[0]["what"]
-    play.file = ("out/8.pt", 510.0)
+    assert "no file was seen that matches the job file's `progress`" in play.events("problem")[0]["what"]
+    play.give(inputs.OwnCheckpointsSeen(file="out/8.pt", modified_s=play.now_s))
     play.fail("n1")
     assert len(play.events("problem")) == 1
 
 
 def test_a_start_that_its_time_limit_ended_is_judged_by_the_files_that_it_wrote() -> None:
     limits = RestartLimits(max_without_progress=1)
-    play = Play(make_job(names_own_checkpoints=True, limits=limits))
-    play.file = ("", 0.0)
+    play = Play(make_job(limits=limits))
     play.run()
-    play.file = ("out/8.pt", 510.0)
+    play.give(inputs.OwnCheckpointsSeen(file="", modified_s=0.0))
+    play.give(inputs.OwnCheckpointsSeen(file="out/8.pt", modified_s=play.now_s))
     play.why_terminated = "time_limit"
     play.give(inputs.Terminated())
     play.end_well()

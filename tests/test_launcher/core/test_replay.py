@@ -291,12 +291,12 @@ def test_attempts_that_go_on_from_newer_and_newer_steps_make_progress_though_a_n
     assert found == [0, 1, 1, 1, 2, 3]
 
 
-def test_a_file_that_is_seen_for_the_first_time_after_an_attempt_is_its_gain() -> None:
+def test_a_file_that_is_seen_first_is_a_gain_if_the_first_attempt_can_have_written_it() -> None:
     """The file system may have hung when the job began."""
-    seen = {"event": "own_checkpoint", "file": "7.pt", "modified": 500.0}
+    old, new = ({"event": "own_checkpoint", "file": "7.pt", "modified": at_s} for at_s in (500.0, 700.0))
     begun = [{"event": "job_start"}, {"event": "attempt_start", "attempt": 0, "nodes": ["n1"]}]
-    for events, gained in (([seen, *begun], False), ([*begun, seen], True)):
-        gains = replay([{"time": 1.0, **event} for event in events], History()).gains
+    for events, gained in (([old, *begun], False), ([*begun, old], False), ([*begun, new], True)):
+        gains = replay([{"time": 600.0, **event} for event in events], History()).gains
         assert (gains.file_s is not None and gains.file_s > gains.file_at_fault_s) is gained
 
 
