@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from launcher.core.outcomes import JobOutcome
+from launcher.diagnosis.slow_rank import slow_words
 from launcher.history.descent import in_words, passed_over
 from launcher.history.status import Event, JobStatus
 
@@ -79,6 +80,8 @@ def standing(status: JobStatus) -> Text:
     if status.attempt is not None:
         parts.append(f"attempt {status.attempt}")
         parts.append(f"{len(status.nodes)}+{len(status.spares)} nodes")
+    if status.slow:
+        parts.append(f"slow: {status.slow_nodes}")
     if status.seconds is not None:
         parts.append(duration(status.seconds))
     return Text.assemble((status.state, state_style(status.state)), "  ", " · ".join(filter(None, parts)))
@@ -144,11 +147,8 @@ def describe(event: Event) -> str:
             every = f"{plural(steps, 'step')} ({seconds})" if steps else seconds
             return f"from now on a save goes to {event.get('tier')} every {every}"
         case "straggler":
-            more = f" and {event['ranks'] - 1} more" if (event.get("ranks") or 1) > 1 else ""
-            return (
-                f"rank {event.get('rank')}{more} on {node} holds all others up{at_step}: {event.get('factor')} times "
-                f"the work of a step, more {event.get('part')}"
-            )
+            words = slow_words(event["rank"], event.get("ranks") or 1, event["factor"], event["part"])
+            return f"{node} is slow{at_step}: {words}"
         case "straggler_over":
             return f"{node} is as fast as the others again{at_step}"
         case "commit":
