@@ -432,10 +432,11 @@ def _cause_window_s(attempt: Attempt) -> float:
 
 
 def _stall(turn: Turn) -> Stall | None:
-    hang, hangs, tells_steps = turn.state.hang, _hangs(turn), turn.state.history.tells_steps
-    if not turn.due(hang.due_s(hangs, tells_steps=tells_steps)):
+    hang, hangs, history = turn.state.hang, _hangs(turn), turn.state.history
+    tells_steps, longest_start_s = history.tells_steps, history.longest_start_s
+    if not turn.due(hang.due_s(hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)):
         return None
-    return hang.check(turn.now_s, hangs, tells_steps=tells_steps)
+    return hang.check(turn.now_s, hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)
 
 
 def _hangs(turn: Turn) -> int:
