@@ -227,7 +227,9 @@ def _train(turn: Turn) -> None:
         if stall is not None:
             attempt = turn.attempt
             turn.enter_phase(AttemptPhase.JUDGING)
-            turn.attempt = replace(turn.attempt, stall_reason=stall.reason, stacks=HashTrieMap(), fault_s=turn.now_s)
+            turn.attempt = replace(
+                turn.attempt, stall_reason=stall.reason, stacks=HashTrieMap(), ras=(), fault_s=turn.now_s
+            )
             turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
 
 
@@ -252,7 +254,7 @@ def _judge(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=f"{attempt.stall_reason}; then it went on")
         return
     stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
-    verdict = judge(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
+    verdict = judge(stacks, [node for node in attempt.nodes if node not in attempt.stacks], attempt.ras)
     guilty = verdict.guilty[0] if verdict.guilty else None
     where = f"{turn.state.job.log_dir.format(attempt=attempt.number)}/rank-*.stack"
     fault = Fault(

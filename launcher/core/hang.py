@@ -10,9 +10,9 @@ evaluation so far, and at least CHECKPOINT_S and EVALUATION_S. Their time begins
 long work that the script does not tell: it is taken for a hang once or twice, and then has enough time. A rank that has
 closed its Checkpointer, or has ended, is ignored.
 
-The first step of an attempt may take START_S as long as no attempt of the job has made one, and after a hang. Else it may
-take max(STARTED_S, 20 x the longest start of all attempts). `restart.hang_timeout_s` counts here only if it is longer,
-because a start takes longer than a step.
+The first step of an attempt may take START_S as long as no attempt of the job has made one, and after a hang. Else it
+may take max(STARTED_S, 20 x the longest start of all attempts). `restart.hang_timeout_s` counts here only if it is
+longer, because a start takes longer than a step.
 
 A script that reports no steps can only be judged by silence: no output and no CPU time of any worker. This is weaker
 evidence, because a rank may spin while it waits, and a GPU may work while all ranks are silent. So it is used only if
