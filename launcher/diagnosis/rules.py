@@ -111,6 +111,7 @@ def _rule(
 _C, _D = FaultClass, Domain
 _XID = r"NVRM: Xid \(PCI:[0-9a-f:.]+\): "
 _PROGRAMS_XIDS = r"(?:13|31|32|43|45|66|68|69|137)\b"  # docs.nvidia.com/deploy/xid-errors: a program can cause them
+_SLURM = "^Slurm's state of the job: "
 _NVIDIA = "docs.nvidia.com/deploy/xid-errors"
 _NCCL_FAQ = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
@@ -138,19 +139,20 @@ RULES: tuple[Rule, ...] = (
     _rule(
         _C.HOST_MEMORY, _D.USER, r"oom[_-]kill event", r"OOM Killed", r"cgroup out of memory: Kill",
         r"^(?!.*CUDA).*\bOut of memory: Kill", r"task \d+: Out Of Memory", r"killed \d+ of the node's processes",
+        _SLURM + "OUT_OF_MEMORY",
         advice="ask for more memory (mem, mem_per_gpu), use fewer loader workers, or keep less on the host",
         source="slurm.schedmd.com/cgroups.html",
     ),
     _rule(
-        _C.TIME_LIMIT, _D.USER, r"DUE TO TIME LIMIT",
+        _C.TIME_LIMIT, _D.USER, r"DUE TO TIME LIMIT", _SLURM + "(?:TIMEOUT|DEADLINE)",
         advice="ask for more time, or let the job be requeued", source="slurm.schedmd.com/sbatch.html",
     ),
     _rule(
-        _C.PREEMPTION, _D.CLUSTER, r"DUE TO PREEMPTION", r"\bjob is preempted\b",
+        _C.PREEMPTION, _D.CLUSTER, r"DUE TO PREEMPTION", r"\bjob is preempted\b", _SLURM + "PREEMPTED",
         advice="nothing: the job continues when it is scheduled again", source="facebookincubator/submitit#1613",
     ),
     _rule(
-        _C.NODE_LOST, _D.NODE, r"DUE TO NODE FAIL", r"Node failure on \S+",
+        _C.NODE_LOST, _D.NODE, r"DUE TO NODE FAIL", r"Node failure on \S+", _SLURM + "(?:NODE|BOOT)_FAIL",
         advice="look at the node's console and its health record", source="slurm.schedmd.com/sbatch.html",
     ),
     # memory and storage
