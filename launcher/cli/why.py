@@ -33,6 +33,8 @@ def why(
     with WaitLine(f"reading the events of job {found.job_id}"):
         told = stories(read_events(found.folder / "events.jsonl"))
         now = status_now(found)
+        if now.state == "lost":
+            told += now.why[-1:]
     most = (0 if as_json else _SHOWN) if limit is None else limit
     if as_json:
         newest = told[-most:] if most else told

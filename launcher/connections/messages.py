@@ -53,8 +53,9 @@ FROM_RUNNER = Way("runner", "supervisor", {
         "The processes of the attempt have ended, and memory on the node's GPUs is not free yet: `killed` comes when "
         "it is, or after `wait_s` seconds.", attempt=int, held=str, wait_s=float),
     "stacks": message(
-        "The position of each worker, as in launcher.diagnosis.hang_facts:RankFacts. The files are written.",
-        attempt=int, ranks=list),
+        "The position of each worker, as in launcher.diagnosis.hang_facts:RankFacts. The files are written. `ras`: "
+        "processes of the job that NCCL finds missing or behind, as in launcher.diagnosis.ras:RasProcess.",
+        attempt=int, ranks=list, ras=list),
     "signal": message("The runner received this signal. Sent to each supervisor, before `ended`.", name=str),
     "broken": message(
         "This node cannot start workers. `environment`: whether the job's Python is the cause.",

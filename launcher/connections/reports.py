@@ -38,6 +38,7 @@ from launcher.core.inputs import (
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
+from launcher.diagnosis.ras import RasProcess
 from launcher.diagnosis.slow_rank import RankTimes
 from launcher.history.steps import NodeSteps
 
@@ -207,7 +208,8 @@ def _fault(node: str, message: Message) -> Input:
 
 def _stacks(node: str, message: Message) -> Input:
     stacks = tuple(RankFacts.from_report(node, rank) for rank in message["ranks"])
-    return StacksTaken(node=node, attempt=message["attempt"], stacks=stacks)
+    ras = tuple(RasProcess.from_report(process) for process in message["ras"])
+    return StacksTaken(node=node, attempt=message["attempt"], stacks=stacks, ras=ras)
 
 
 def _monitor(node: str, message: Message) -> Input | None:

@@ -207,7 +207,9 @@ def _train(turn: Turn) -> None:
         if stall is not None:
             attempt = turn.attempt
             turn.enter_phase(AttemptPhase.JUDGING)
-            turn.attempt = replace(turn.attempt, stall_reason=stall.reason, stacks=HashTrieMap(), fault_s=turn.now_s)
+            turn.attempt = replace(
+                turn.attempt, stall_reason=stall.reason, stacks=HashTrieMap(), ras=(), fault_s=turn.now_s
+            )
             turn.do(Send(nodes=attempt.nodes, order=Order.DUMP, attempt=attempt.number))
 
 
@@ -232,7 +234,7 @@ def _judge(turn: Turn) -> None:
         turn.record("problem", attempt=attempt.number, what=f"{attempt.stall_reason}; then it went on")
         return
     stacks = [stack for _, of_node in sorted(attempt.stacks.items()) for stack in of_node]
-    verdict = judge(stacks, [node for node in attempt.nodes if node not in attempt.stacks])
+    verdict = judge(stacks, [node for node in attempt.nodes if node not in attempt.stacks], attempt.ras)
     guilty = verdict.guilty[0] if verdict.guilty else None
     where = f"{turn.state.job.log_dir.format(attempt=attempt.number)}/rank-*.stack"
     fault = Fault(
@@ -407,10 +409,11 @@ def _cause_window_s(attempt: Attempt) -> float:
 
 
 def _stall(turn: Turn) -> Stall | None:
-    hang, hangs, tells_steps = turn.state.hang, _hangs(turn), turn.state.history.tells_steps
-    if not turn.due(hang.due_s(hangs, tells_steps=tells_steps)):
+    hang, hangs, history = turn.state.hang, _hangs(turn), turn.state.history
+    tells_steps, longest_start_s = history.tells_steps, history.longest_start_s
+    if not turn.due(hang.due_s(hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)):
         return None
-    return hang.check(turn.now_s, hangs, tells_steps=tells_steps)
+    return hang.check(turn.now_s, hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)
 
 
 def _hangs(turn: Turn) -> int:

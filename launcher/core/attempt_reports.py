@@ -200,4 +200,6 @@ def on_stop_handled(turn: Turn, given: StopHandled) -> None:
 
 
 def on_stacks_taken(turn: Turn, given: StacksTaken) -> None:
-    turn.attempt = replace(turn.attempt, stacks=turn.attempt.stacks.insert(given.node, given.stacks))
+    attempt = turn.attempt
+    stacks = attempt.stacks.insert(given.node, given.stacks)
+    turn.attempt = replace(attempt, stacks=stacks, ras=given.ras or attempt.ras)

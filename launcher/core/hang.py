@@ -7,8 +7,12 @@ the timeout. The timeout is `restart.hang_timeout_s`. If that is not set, it is
 
 The same holds for a save and for an evaluation that the script tells (`ckpt.section`), with the longest save and
 evaluation so far, and at least CHECKPOINT_S and EVALUATION_S. Their time begins when they begin. The factor 4 is for
-long work that the script does not tell: it is taken for a hang once or twice, and then has enough time. The first step
-of an attempt may take at least START_S. A rank that has closed its Checkpointer, or has ended, is ignored.
+long work that the script does not tell: it is taken for a hang once or twice, and then has enough time. A rank that has
+closed its Checkpointer, or has ended, is ignored.
+
+The first step of an attempt may take START_S as long as no attempt of the job has made one, and after a hang. Else it
+may take max(STARTED_S, 20 x the longest start of all attempts). `restart.hang_timeout_s` counts here only if it is
+longer, because a start takes longer than a step.
 
 A script that reports no steps can only be judged by silence: no output and no CPU time of any worker. This is weaker
 evidence, because a rank may spin while it waits, and a GPU may work while all ranks are silent. So it is used only if
@@ -27,6 +31,7 @@ from enum import StrEnum
 from launcher.core.frozen import replace
 
 START_S = 1800.0  # until the first step: compilation, data, a slow restore
+STARTED_S = 900.0  # the same, at least, once the job has shown how long it takes
 ENDED_S = 900.0  # for example an upload by another program, which shows no activity of the rank itself
 FLOOR_S = 300.0
 CHECKPOINT_S = 900.0
@@ -36,6 +41,7 @@ REPEAT_FACTOR = 4.0
 
 _LONGEST = "({allowed:.0f} s allowed, the longest {section} took {longest:.1f} s)"
 _TIMEOUT = "(restart.hang_timeout_s: {allowed:g})"
+_STARTED = ", the longest start so far took {longest_start:.1f} s"
 
 
 class WorkSection(StrEnum):
@@ -66,7 +72,7 @@ class Hang:
     Attributes:
         timeout_s: `restart.hang_timeout_s`.
         has_checkpoint: whether the job has a `checkpoint` section, so that its script may tell steps.
-        start_s: time allowed until the first step.
+        start_s: time allowed until the first step, as long as no attempt has shown how long it takes.
         longest_s, longest_checkpoint_s, longest_evaluation_s: the longest step, save and evaluation of all attempts.
         section, section_s: what the ranks do, and since when.
         step: step of the slowest rank; None before the first.
@@ -130,12 +136,15 @@ class Hang:
         moved = replace(self, step_s=self.step_s + seconds, active_s=self.active_s + seconds)
         return replace(moved, section_s=self.section_s + seconds)
 
-    def limits(self, hangs: int, *, tells_steps: bool) -> Iterator[tuple[float, float, str]]:
+    def limits(
+        self, hangs: int, *, tells_steps: bool, longest_start_s: float = 0.0
+    ) -> Iterator[tuple[float, float, str]]:
         """The limits: start, allowed seconds, and the reason if the limit is exceeded.
 
         Args:
             hangs: number of hangs since the last new step.
             tells_steps: whether the script has ever reported a step.
+            longest_start_s: the longest time that an attempt took until its first step; 0 if none has made one.
         """
         if self.timeout_s == 0:
             return
@@ -151,10 +160,15 @@ class Hang:
             text = what + " after step {step} for {quiet:.1f} s " + (_LONGEST if self.timeout_s is None else _TIMEOUT)
             yield max(self.step_s, self.section_s), self.allowance_s(hangs), text
         elif self.has_checkpoint:  # a script that reports steps is late; another one is only silent
-            start_s = max(self.start_s, self.timeout_s or 0.0)
+            start_s = max(self._start_s(hangs, longest_start_s), self.timeout_s or 0.0)
             sign = "" if tells_steps else ", no output and no CPU time used"
             since_s = self.step_s if tells_steps else max(self.step_s, self.active_s)
-            yield since_s, start_s, "no first step" + sign + " for {quiet:.0f} s ({allowed:g} s allowed)"
+            started = _STARTED.format(longest_start=longest_start_s) if longest_start_s else ""
+            yield (
+                since_s,
+                start_s,
+                "no first step" + sign + " for {quiet:.0f} s ({allowed:.0f} s allowed" + f"{started})",
+            )
         elif self.timeout_s is not None:
             text = (
                 "no output and no CPU time of any worker for {quiet:.1f} s "
@@ -162,9 +176,16 @@ class Hang:
             )
             yield self.active_s, self.timeout_s, text
 
-    def check(self, now_s: float, hangs: int, *, tells_steps: bool) -> Stall | None:
+    def _start_s(self, hangs: int, longest_start_s: float) -> float:
+        if not longest_start_s:
+            return self.start_s
+        learned_s = max(STARTED_S, STEPS_FACTOR * longest_start_s)
+        return max(learned_s, self.start_s) if hangs else learned_s
+
+    def check(self, now_s: float, hangs: int, *, tells_steps: bool, longest_start_s: float = 0.0) -> Stall | None:
         """The stall if the workers hang; None if they do not, or if it cannot be known."""
-        for since_s, allowed_s, text in self.limits(hangs, tells_steps=tells_steps):
+        limits = self.limits(hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)
+        for since_s, allowed_s, text in limits:
             if now_s >= since_s + allowed_s:
                 quiet_s = now_s - since_s
                 known = {"step": self.step, "section": self.section, "longest": self._floor_and_longest[1]}
@@ -172,9 +193,9 @@ class Hang:
                 return Stall(quiet_s=quiet_s, reason=reason)
         return None
 
-    def due_s(self, hangs: int, *, tells_steps: bool) -> float | None:
+    def due_s(self, hangs: int, *, tells_steps: bool, longest_start_s: float = 0.0) -> float | None:
         """The time of the next check; None for no check."""
-        limits = self.limits(hangs, tells_steps=tells_steps)
+        limits = self.limits(hangs, tells_steps=tells_steps, longest_start_s=longest_start_s)
         return min([since_s + allowed_s for since_s, allowed_s, _ in limits], default=None)
 
     def allowance_s(self, hangs: int) -> float:

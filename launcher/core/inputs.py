@@ -15,6 +15,7 @@ from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.policy import Action
+from launcher.diagnosis.ras import RasProcess
 from launcher.diagnosis.slow_rank import Straggler
 
 
@@ -281,11 +282,12 @@ class StopHandled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StacksTaken:
-    """The stacks of a node's workers."""
+    """The stacks of a node's workers, and what NCCL's RAS says of the whole job, if this node has asked it."""
 
     node: str
     attempt: int
     stacks: tuple[RankFacts, ...]
+    ras: tuple[RasProcess, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,6 +120,7 @@ class History:
         step: the newest committed step; None if there is none.
         gains: the input of the recovery ladder.
         tells_steps: whether the script has ever reported a step.
+        longest_start_s: the longest time that an attempt took until its first step.
         stop, is_halt, is_cancelled: the requests since the job's last start, as in `state.Requests`.
         hangs, hang_step: number of hangs since a step newer than hang_step, which is the newest step at which it hung.
         boosters: the boosters since the job's last start, oldest first.
@@ -140,6 +141,7 @@ class History:
     step: int | None = None
     gains: Gains = field(default_factory=Gains)
     tells_steps: bool = False
+    longest_start_s: float = 0.0
     hangs: int = 0
     hang_step: int = 0
     stop: StopReason | None = None
@@ -339,7 +341,9 @@ def _restore(history: History, event: Event) -> History:
 
 
 def _first_step(history: History, event: Event) -> History:
-    return replace(_of_attempt(history, event, first_step_seen=True), tells_steps=True)
+    longest_start_s = max(history.longest_start_s, event.get("seconds") or 0.0)
+    seen = _of_attempt(history, event, first_step_seen=True)
+    return replace(seen, tells_steps=True, longest_start_s=longest_start_s)
 
 
 def _commit(history: History, event: Event) -> History:

@@ -22,6 +22,7 @@ from launcher.core.rungs import Rung
 from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.hang_facts import RankFacts
+from launcher.diagnosis.ras import RasProcess
 
 Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
@@ -285,6 +286,7 @@ class Attempt:
     is_stopped: bool = False
     stall_reason: str = ""
     stacks: HashTrieMap[str, tuple[RankFacts, ...]] = field(default_factory=HashTrieMap)
+    ras: tuple[RasProcess, ...] = ()
     others_s: float | None = None
     memory_s: float | None = None
 

@@ -9,6 +9,7 @@ from launcher.core import departure
 from launcher.core.inputs import StragglerGone, StragglerSeen
 from launcher.core.marks import DepartureCause
 from launcher.core.turn import Turn
+from launcher.diagnosis.slow_rank import slow_words
 
 
 def on_seen(turn: Turn, given: StragglerSeen) -> None:
@@ -36,7 +37,7 @@ def on_seen(turn: Turn, given: StragglerSeen) -> None:
         what = f"rank {found.rank} is slow on {found.node} as it was on {left}: it has more work than the others"
         turn.record("problem", attempt=attempt.number, node=found.node, what=what, detail="no spare takes its place")
     else:
-        reason = f"slow: rank {found.rank} works {found.factor:.2f} times as long as the others, more {found.part}"
+        reason = f"slow: {slow_words(found.rank, found.ranks, found.factor, found.part)}"
         departure.mark(turn, found.node, DepartureCause.SLOW, reason)
 
 

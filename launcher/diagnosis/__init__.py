@@ -6,6 +6,7 @@ cause   finds the cause among the failed ranks, and folds the consequences on ot
 policy  what follows a fault: the job file's restart.on, and the defaults
 slow_rank  finds the ranks for which all others wait
 hang_facts, hang_verdict  what is known of each rank when the workers hang; for which rank the others wait
+ras     which processes NCCL finds missing or behind
 """
 
 from launcher.diagnosis.cause import Cause, Diagnosis, NodeEvidence, WorkerFailure, diagnose, find_cause

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,13 @@ _SECONDARY = 3
 _SYMPTOMS = frozenset({
     FaultClass.PEER, FaultClass.HANG, FaultClass.CUDA, FaultClass.KILLED, FaultClass.CRASH, FaultClass.UNKNOWN,
 })  # fmt: skip
+
+
+# what ends a job from outside, and the programs of Slurm that write why
+_OF_SLURM = (
+    FaultClass.HOST_MEMORY, FaultClass.TIME_LIMIT, FaultClass.PREEMPTION, FaultClass.NODE_LOST, FaultClass.CANCELLED,
+)  # fmt: skip
+_SLURMS = re.compile(r"(?:slurmstepd|srun)[\w.-]*: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,18 +161,15 @@ class Cause:
         return self.failure.words is not None and not self.is_secondary and not is_elsewhere
 
 
-def find_cause(
-    failures: Iterable[WorkerFailure], nodes: Mapping[str, NodeEvidence] | None = None, job: Sequence[str] = ()
-) -> Cause:
+def find_cause(failures: Iterable[WorkerFailure], nodes: Mapping[str, NodeEvidence] | None = None) -> Cause:
     """The first failure that is not the consequence of another one.
 
     Args:
         failures: the failed ranks, at least one.
         nodes: what their nodes saw.
-        job: lines of the batch job's log.
     """
     known = nodes or {}
-    read = [(failure, *_read(failure, known.get(failure.node, NodeEvidence()), job)) for failure in failures]
+    read = [(failure, *_read(failure, known.get(failure.node, NodeEvidence()))) for failure in failures]
     first, rule, proof = min(read, key=lambda each: (_after(each[0], each[1]), each[0].time_s))
     alike = [failure for failure, other, _ in read if other.fault_class is rule.fault_class]
     others = {
@@ -199,17 +204,37 @@ def diagnose(text: str, otherwise: Diagnosis) -> Diagnosis:
     rule, proof = rule_for(text.splitlines())
     if rule.fault_class in _SYMPTOMS:
         return otherwise
+    return _diagnosis(rule, proof)
+
+
+def find_slurms_cause(lines: Iterable[str], state: str = "") -> Diagnosis | None:
+    """Why Slurm has ended a job, by its own lines in the batch job's log; None if no rule knows it.
+
+    Args:
+        lines: of that log, oldest first. A requeued job has those of its earlier starts, too.
+        state: the job's state in Slurm, which is of its last start; "" if it is not known.
+    """
+    said = [line for line in lines if _SLURMS.match(line)]
+    rule, proof = rule_for([f"Slurm's state of the job: {state}"])
+    if rule.fault_class in _OF_SLURM:
+        proof = next((line for line in reversed(said) if rule_for([line])[0] is rule), proof)
+    else:
+        rule, proof = rule_for(said)
+    return _diagnosis(rule, proof) if rule.fault_class in _OF_SLURM else None
+
+
+def _diagnosis(rule: Rule, proof: str) -> Diagnosis:
     return Diagnosis(
         fault_class=rule.fault_class, domain=rule.domain, advice=rule.advice, proof=proof[:_PROOF_CHARS],
         is_certain=rule.certain,
     )  # fmt: skip
 
 
-def _read(failure: WorkerFailure, node: NodeEvidence, job: Sequence[str]) -> tuple[Rule, str]:
+def _read(failure: WorkerFailure, node: NodeEvidence) -> tuple[Rule, str]:
     own = failure.lines
     rule, proof = rule_for(own)
     if rule.fault_class in _SYMPTOMS:
-        rule, proof = rule_for((*job, *node.lines, *failure.log, *own))
+        rule, proof = rule_for((*node.lines, *failure.log, *own))
     return (rule, proof) if proof else (UNKNOWN, "")
 
 

@@ -75,6 +75,7 @@ class RankFacts:
         runs_threads: whether a second Python thread of it answered; None if it has no such thread.
         entered: the newest collectives of each of its process groups, oldest first.
         is_unusual: whether it entered the last of them after another one than at the times before.
+        pid: its pid on its node; 0 if it is not known.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class RankFacts:
     runs_threads: bool | None = None
     entered: tuple[Entered, ...] = ()
     is_unusual: bool = False
+    pid: int = 0
 
     @classmethod
     def from_report(cls, node: str, report: Mapping[str, Any]) -> RankFacts:
@@ -100,6 +102,7 @@ class RankFacts:
             runs_threads=report["runs_threads"],
             entered=tuple(Entered(**entered) for entered in report["entered"]),
             is_unusual=report["is_unusual"],
+            pid=report["pid"],
         )
 
     @property

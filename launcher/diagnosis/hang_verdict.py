@@ -3,16 +3,18 @@
 Each rank that waits in a collective waits for the members of its process group that have not entered it. Following this
 from rank to rank ends at a rank that waits for nobody: it is at fault, and its place says why. If it ends in a circle,
 or if all members are there with different operations, the fewest are at fault. Of as many, those are that did
-something that they had not done before.
+something that they had not done before. What NCCL's RAS says of a process is one more proof; it decides only if nothing
+else does.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.diagnosis.hang_facts import Entered, RankFacts, RankPlace, ranks_of, ranks_text
+from launcher.diagnosis.ras import RasProcess
 
 _BROKEN = (
     RankPlace.STOPPED,
@@ -38,17 +40,19 @@ class HangVerdict:
     proof: Entered | None = None
 
 
-def judge(facts: Iterable[RankFacts], nodes_unheard: Sequence[str] = ()) -> HangVerdict:
+def judge(facts: Iterable[RankFacts], nodes_unheard: Sequence[str] = (), ras: Sequence[RasProcess] = ()) -> HangVerdict:
     """Finds the rank for which the others wait.
 
     Args:
         facts: of all ranks whose nodes answered.
         nodes_unheard: nodes whose runners did not answer.
+        ras: the processes that NCCL's RAS finds missing or behind.
     """
     told = sorted(facts, key=lambda each: each.rank)
     ranks = [each for each in told if each.runs]
     found = _broken(ranks) or _by_collectives(told) or _by_stacks(ranks)
     found = found or _pick([each for each in told if not each.runs], told, RankPlace.GONE)
+    found = _with_ras(found, told, ras)
     if nodes_unheard:
         unheard = f"no stacks came from {','.join(nodes_unheard)}"
         if found is None:
@@ -214,6 +218,23 @@ def _differing(ranks: Sequence[RankFacts]) -> HangVerdict | None:
     if 2 * count <= len(ranks):
         return None
     return _pick([each for each in ranks if each.frames[:1] != common], ranks, "elsewhere than most")
+
+
+# By NCCL's RAS.
+
+
+def _with_ras(found: HangVerdict | None, ranks: Sequence[RankFacts], ras: Sequence[RasProcess]) -> HangVerdict | None:
+    """The verdict with what RAS says of the rank; the rank that RAS alone names, if nothing else names one."""
+    pids = Counter(each.pid for each in ranks)  # RAS knows nodes by another name or by their address
+    said = {each.pid: each.says for each in ras if pids[each.pid] == 1}
+    named = [each for each in ranks if each.pid in said]
+    if found is None or not found.guilty:
+        alone = _pick(named[:1], ranks, said[named[0].pid]) if len(named) == 1 else None
+        return alone or found
+    agreed = next((each for each in found.guilty if each.pid in said), None)
+    if agreed is None:
+        return found
+    return replace(found, text=f"{found.text}; NCCL says of rank {agreed.rank}: {said[agreed.pid]}")
 
 
 # Sentences.

@@ -111,6 +111,7 @@ def _rule(
 _C, _D = FaultClass, Domain
 _XID = r"NVRM: Xid \(PCI:[0-9a-f:.]+\): "
 _PROGRAMS_XIDS = r"(?:13|31|32|43|45|66|68|69|137)\b"  # docs.nvidia.com/deploy/xid-errors: a program can cause them
+_SLURM = "^Slurm's state of the job: "
 _NVIDIA = "docs.nvidia.com/deploy/xid-errors"
 _NCCL_FAQ = "docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
@@ -138,19 +139,21 @@ RULES: tuple[Rule, ...] = (
     _rule(
         _C.HOST_MEMORY, _D.USER, r"oom[_-]kill event", r"OOM Killed", r"cgroup out of memory: Kill",
         r"^(?!.*CUDA).*\bOut of memory: Kill", r"task \d+: Out Of Memory", r"killed \d+ of the node's processes",
+        r"node running low on memory|killed due to memory pressure|low on resource: memory",  # Ray, Kubernetes
+        _SLURM + "OUT_OF_MEMORY",
         advice="ask for more memory (mem, mem_per_gpu), use fewer loader workers, or keep less on the host",
         source="slurm.schedmd.com/cgroups.html",
     ),
     _rule(
-        _C.TIME_LIMIT, _D.USER, r"DUE TO TIME LIMIT",
+        _C.TIME_LIMIT, _D.USER, r"DUE TO TIME LIMIT", _SLURM + "(?:TIMEOUT|DEADLINE)",
         advice="ask for more time, or let the job be requeued", source="slurm.schedmd.com/sbatch.html",
     ),
     _rule(
-        _C.PREEMPTION, _D.CLUSTER, r"DUE TO PREEMPTION", r"\bjob is preempted\b",
+        _C.PREEMPTION, _D.CLUSTER, r"DUE TO PREEMPTION", r"\bjob is preempted\b", _SLURM + "PREEMPTED",
         advice="nothing: the job continues when it is scheduled again", source="facebookincubator/submitit#1613",
     ),
     _rule(
-        _C.NODE_LOST, _D.NODE, r"DUE TO NODE FAIL", r"Node failure on \S+",
+        _C.NODE_LOST, _D.NODE, r"DUE TO NODE FAIL", r"Node failure on \S+", _SLURM + "(?:NODE|BOOT)_FAIL",
         advice="look at the node's console and its health record", source="slurm.schedmd.com/sbatch.html",
     ),
     # memory and storage
@@ -164,6 +167,8 @@ RULES: tuple[Rule, ...] = (
         _C.GPU_MEMORY, _D.USER, r"\bCUDA out of memory", r"OutOfMemoryError\b.*(?:CUDA|HIP|XPU|GPU)",
         r"Cuda failure (?:\d+ )?'out of memory'", r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
         r"HIP out of memory", r"Failed to CUDA (?:host )?calloc", r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"(?:less than desired|larger than the|exceeds?\b.*) (?:available )?(?:GPU|KV cache) memory",
+        r"No available memory for the cache blocks|not enough (?:GPU|CUDA|KV cache) memory",
         advice="use a smaller micro-batch, activation checkpointing, or more sharding",
         source="pytorch/pytorch#16417",
     ),
@@ -191,6 +196,9 @@ RULES: tuple[Rule, ...] = (
         r"loss is (?:nan|inf)\w*\b.*stopping", r"(?:loss|grad\w*)\b[^:]* (?:is|contains?|became) (?:nan|inf)\b",
         r"loss scale already at minimum|Minimum loss scale reached|Scale went less than",
         r"reducing loss scale to (?:0\.0+\b|\d[\d.]*e-\d{2,})", r"Function '\w+Backward\d*' returned nan values",
+        r"(?:found|detected) (?:nan|inf)\w*(?: or (?:nan|inf)\w*)? in\b.*(?:grad|loss)",
+        r"\bunexpected result (?:nan|inf)\b",
+        r"(?:loss|grad\w*)(?: norm)?\b[^:]* (?:is|was|became) (?:not |non-?)finite", r"non-?finite (?:loss|grad)",
         advice="go back some steps with another data order (`holdfast ckpt rollback`), or lower the learning rate",
         source="facebookresearch/fairseq#1529",
     ),
@@ -198,6 +206,9 @@ RULES: tuple[Rule, ...] = (
         _C.MISMATCH, _D.USER, r"(?:size|shape) mismatch for \S+: copying a param",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
         r"unexpected key .* in state_dict", r"Error\(s\) in loading state_dict",
+        r"Cannot load model parameters from checkpoint|ensure that the architectures match",
+        r"KeyError: MetadataIndex|Missing key in checkpoint state_dict|Size mismatch between saved .* and current",
+        r"Global shape mismatch for loaded",
         r"loaded state dict (?:has|contains) a (?:different|parameter group)",
         r"shapes cannot be multiplied", r"The size of tensor \w+ \(\d+\) must match", r"Sizes of tensors must match",
         r"shape '\[.*\]' is invalid for input of size", r"expected input\[.*\] to have \d+ channels",
@@ -226,6 +237,13 @@ RULES: tuple[Rule, ...] = (
         source="Dao-AILab/flash-attention#723", certain=True,
     ),
     _rule(
+        _C.IMPORT, _D.USER, r"match(?:es)? the version (?:torch was compiled with|that was used to compile PyTorch)",
+        r"Error building extension|ninja: build stopped|fatal error: .*: No such file or directory",
+        r"CUDA_HOME environment variable is not set", r"Failed to find C compiler",
+        advice="an extension cannot be built: make the node's CUDA toolkit and compiler fit torch, or install it built",
+        source="deepspeedai/DeepSpeed#3223",
+    ),
+    _rule(
         _C.IMPORT, _D.USER, r"TypeError: .*got an unexpected keyword argument",
         r"AttributeError: module '\S+' has no attribute",
         advice="the script and a library do not fit: compare the library's version with what the script expects",
@@ -237,8 +255,21 @@ RULES: tuple[Rule, ...] = (
         r"^\s*(?:SyntaxError|IndentationError|TabError): ", r"can't open file '.*': \[Errno 2\]",
         r"\b(?:must be|is not|not) (?:evenly )?divisible by\b",
         r"(?:yaml|toml|omegaconf|hydra)\.\S*(?:Error|Exception)\b", r"ConfigAttributeError|MissingConfigException",
+        r"Error initializing torch\.distributed using|environment variable \w+ expected, but not set",
+        r"\bOverride '.*' not found|Could not override '",
+        r"(?:AssertionError|ValueError): .*(?:batch|size|parallel)\S* .*\b(?:is not|must be|should be|must) equal\b",
         advice="correct the arguments or the configuration, then submit again",
         source="deepspeedai/DeepSpeed#3634", certain=True,
+    ),
+    _rule(
+        _C.CONFIGURATION, _D.USER, r"OutOfResources\b.*out of resource",
+        advice="this kernel needs more shared memory or registers than the GPU has: use smaller blocks or fewer stages",
+        source="triton-lang/triton#8182",
+    ),
+    _rule(
+        _C.CONFIGURATION, _D.USER, r"RepositoryNotFoundError|EntryNotFoundError|RevisionNotFoundError|404 Client Error",
+        advice="correct the name or the address; a private one also needs a token",
+        source="huggingface/trl#4282",
     ),
     _rule(
         _C.CONFIGURATION, _D.USER, r"Duplicate GPU detected", r"ncclInvalidUsage", r"invalid device ordinal",
@@ -256,6 +287,7 @@ RULES: tuple[Rule, ...] = (
         _C.DATA, _D.USER, r"UnpicklingError|pickle data was truncated|as a pickle", r"EOFError: Ran out of input",
         r"PytorchStreamReader failed", r"\bArrowInvalid\b", r"\bJSONDecodeError\b", r"UnidentifiedImageError",
         r"cannot identify image file|image file is truncated", r"SafetensorError: .*(?:header|incomplete|deserializ)",
+        r"storage has wrong size|unexpected EOF, expected \d+ more bytes|Invalid magic number; corrupt file",
         r"BadZipFile|BadGzipFile|zlib\.error|lzma\.LZMAError", r"UnicodeDecodeError", r"Parquet magic bytes not found",
         r"(?:is|are) (?:corrupt|corrupted)\b",
         advice="check the file that the traceback names; write it again, or leave it out",
@@ -263,7 +295,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         _C.PERMISSION, _D.USER, r"\bPermissionError\b", r"\[Errno (?:1|13)\]", r"Permission denied",
-        r"\b(?:AccessDenied|403 Forbidden)\b",
+        r"\b(?:AccessDenied|403 Forbidden)\b", r"\b40[13] Client Error|gated repo|GatedRepoError",
+        r"NoCredentialsError|Unable to locate credentials|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch",
         advice="give the job's user access to the path, or choose another",
         source="FateScript/CenterNet-better#45",
     ),
@@ -273,6 +306,7 @@ RULES: tuple[Rule, ...] = (
         r"Input/output error", r"Transport endpoint is not connected|transport endpoint shutdown",
         r"botocore\.exceptions\.(?:\w*Connect\w*|\w*Timeout\w*|ReadTimeoutError|ResponseStreamingError)",
         r"\bSlow ?Down\b|ServiceUnavailable|Reduce your request rate", r"Max retries exceeded with url",
+        r"(?:urllib3|requests)\.exceptions\.(?:\w*Connect\w*|\w*Timeout\w*)", r"gaierror: ",
         r"(?:HTTP Error|HTTPError:|Server Error:?) ?5\d\d|\b5\d\d Server Error",
         advice="check the file system or the object store from the node; the job may go on once it answers",
         source="pytorch/pytorch#10577",
@@ -288,7 +322,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # waiting and consequences
     _rule(
-        _C.HANG, _D.UNKNOWN, r"Watchdog caught collective operation timeout",
+        _C.HANG, _D.UNKNOWN, r"Watchdog caught collective operation timeout", r"failure detected by watchdog",
+        r"Timeout at NCCL work|due to a collective timeout",
         r"failed to pass monitoredBarrier|monitoredBarrier, but received errors",
         r"Exception \(either an error or timeout\) detected by watchdog",
         r"Timed out waiting \d+ ?ms for (?:recv|send)",

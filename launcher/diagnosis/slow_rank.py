@@ -36,6 +36,7 @@ _SIGMA = 1.4826  # MAD of a normal distribution to its standard deviation
 _MEDIAN = 1.2533  # standard error of a median to that of a mean
 _FLOOR = 0.005  # the least spread among ranks, of the level
 _SHARE = 0.75  # of a switch's nodes that are slow: then it is the switch
+_PARTS = {"data": "data loading", "compute": "computation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,13 @@ class Straggler:
     excess_s: float
     since_s: float
     switch: str | None = None
+
+
+def slow_words(rank: int, ranks: int, factor: float, part: str) -> str:
+    """For example "rank 5 works 1.22 times as long in a step as the others, longer in data loading"."""
+    others = f" (and {ranks - 1} more)" if ranks > 1 else ""
+    longer = f"longer in {_PARTS.get(part, part)}"
+    return f"rank {rank}{others} works {factor:.2f} times as long in a step as the others, {longer}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

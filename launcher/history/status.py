@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.core.faults import FaultKind
 from launcher.core.outcomes import FINAL, AttemptOutcome, JobOutcome
+from launcher.diagnosis.slow_rank import slow_words
 from launcher.history.descent import in_words
 from launcher.history.fields import kind_of
 from launcher.history.pace import Pace
@@ -67,12 +68,9 @@ class SlowNode:
 
     def text(self) -> str:
         """In words, without the node."""
-        others = f" and {self.ranks - 1} more" if self.ranks > 1 else ""
         all_of_it = f", as most nodes of switch {self.switch}" if self.switch else ""
-        return (
-            f"rank {self.rank}{others}: {self.factor:.2f} times the work of a step, more {self.part}, "
-            f"{1000 * self.excess_s:.0f} ms a step{all_of_it}"
-        )
+        words = slow_words(self.rank, self.ranks, self.factor, self.part)
+        return f"{words}: {1000 * self.excess_s:.0f} ms more for each step{all_of_it}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +149,12 @@ class JobStatus:
     idle_at: int | None = None
     slow: Mapping[str, SlowNode] = field(default_factory=dict)
     node_steps: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def slow_nodes(self) -> str:
+        """The slow nodes in a word: the first one, and the number of the others; "" if there is none."""
+        first, *others = self.slow or ("",)
+        return f"{first} +{len(others)}" if others else first
 
     def to_mapping(self) -> dict[str, Any]:
         """The status as JSON data."""

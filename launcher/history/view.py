@@ -78,6 +78,8 @@ def standing(status: JobStatus) -> Text:
     if status.attempt is not None:
         parts.append(f"attempt {status.attempt}")
         parts.append(f"{len(status.nodes)}+{len(status.spares)} nodes")
+    if status.slow:
+        parts.append(f"slow: {status.slow_nodes}")
     if status.seconds is not None:
         parts.append(duration(status.seconds))
     return Text.assemble((status.state, state_style(status.state)), "  ", " · ".join(filter(None, parts)))

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from launcher.diagnosis import Diagnosis, Domain, FaultClass
+
 Event = Mapping[str, Any]
 
 _MOST_FURTHER = 8
+_NO_WORD = Diagnosis(
+    fault_class=FaultClass.UNKNOWN,
+    domain=Domain.UNKNOWN,
+    advice="read the ends of the batch job's log and of log/supervisor.log; submitted again, the job goes on from its "
+    "newest step",
+)
 _RUNGS = {
     "workers": "started the workers again on the same nodes",
     "spare": "started the workers again, {joined} among the nodes",
@@ -90,6 +98,22 @@ class FaultStory:
         """The story as JSON data, with the names of the event's fields."""
         data = asdict(self) | {"steps_again": self.steps_again, "done": self.done}
         return {{"fault_class": "class"}.get(name, name): value for name, value in data.items()}
+
+
+def lost_story(reason: str, found: Diagnosis | None, *, time_s: float, attempt: int | None, step: int) -> FaultStory:
+    """The end of a job that has left no outcome: its supervisor was ended before it could write one.
+
+    Args:
+        reason: how that is known.
+        found: the cause, by what Slurm says; None if it is not known.
+        time_s: time of the last event, in seconds since the epoch.
+        attempt, step: the newest ones.
+    """
+    found = found or _NO_WORD
+    return FaultStory(
+        time_s=time_s, attempt=attempt, kind="lost", fault_class=found.fault_class, domain=found.domain,
+        reason=first_line(reason), proof=found.proof, advice=found.advice, step=step, outcome="lost",
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.core.outcomes import JobOutcome
+from launcher.diagnosis.slow_rank import slow_words
 from launcher.history.descent import in_words, passed_over
 
 FAILED = (*(outcome for outcome in JobOutcome if outcome.is_failure), "lost")
@@ -94,11 +95,8 @@ def cadence(event: Facts) -> str:
 
 
 def straggler(event: Facts) -> str:
-    more = f" and {event['ranks'] - 1} more" if (event["ranks"] or 1) > 1 else ""
-    return (
-        f"rank {event['rank']}{more} on {event['node']} holds all others up{event['at_step']}: {event['factor']} times "
-        f"the work of a step, more {event['part']}"
-    )
+    slow = slow_words(event["rank"], event["ranks"] or 1, event["factor"] or 1.0, event["part"])
+    return f"{event['node']} is slow{event['at_step']}: {slow}"
 
 
 def fault(event: Facts) -> str:

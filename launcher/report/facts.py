@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
+from launcher.diagnosis.slow_rank import slow_words
 from launcher.history.recovery import Recovery, recoveries
 from launcher.history.resize import ResizeCost, resizes
 from launcher.history.status import JobStatus, StatusFold
@@ -72,6 +73,8 @@ class FaultFacts:
     step: int | None
     detect_s: float | None
     reason: str
+    fault_class: str
+    domain: str
 
 
 @dataclass(kw_only=True)
@@ -404,7 +407,8 @@ class FactsFold:
             FaultFacts(
                 time_s=event["time"], attempt=event.get("attempt"), kind=event["kind"], node=event.get("node"),
                 rank=event.get("rank"), step=event.get("step"), detect_s=event.get("detect"),
-                reason=event.get("reason") or "",
+                reason=event.get("reason") or "", fault_class=event.get("class") or "unknown",
+                domain=event.get("domain") or "unknown",
             )
         )  # fmt: skip
         if event.get("node"):
@@ -425,7 +429,7 @@ class FactsFold:
             self._tier(save[0]).failed += 1
 
     def _on_straggler(self, event: Event) -> None:
-        detail = f"rank {event['rank']}: {event['factor']:.2f} times the work of a step, more {event['part']}"
+        detail = slow_words(event["rank"], event.get("ranks") or 1, event["factor"], event["part"])
         self._on_problem({**event, "what": f"slow: all others waited for {event['node']}", "detail": detail})
 
     def _on_agents_lost(self, event: Event) -> None:

@@ -81,8 +81,8 @@ class _JobCollector:
             yield self._gauge("wall_seconds", "Time since the first start.", facts.end_s - facts.start_s)
         times = {name: facts.time_s.get(name, 0.0) for name in CLASSES}
         yield self._many("time_seconds", "The time by class. Lost steps leave productive.", "class", times)
-        kinds = Counter(fault.kind for fault in facts.faults)
-        yield self._counter("faults", "Faults by kind.", "kind", kinds)
+        yield self._faults(facts)
+        yield self._gauge("slow_nodes", "Nodes for which all others wait now.", len(status.slow))
         rungs = Counter(attempt.rung for attempt in facts.attempts)
         yield self._counter("attempts", "Attempts by the rung of the recovery ladder.", "rung", rungs)
         for name, help_text in (
@@ -91,6 +91,15 @@ class _JobCollector:
             ("agents_lost", "Losses of the checkpoint agents."),
         ):
             yield self._counter(name, help_text, "", {"": facts.counts[name]})
+
+    def _faults(self, facts: RunFacts) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
+        words = "Faults by kind, by the class of the failure, and by whose it is."
+        made = CounterMetricFamily("holdfast_job_faults", words, labels=["job_id", "kind", "class", "domain"])
+        for labels, count in Counter((each.kind, each.fault_class, each.domain) for each in facts.faults).items():
+            made.add_metric([self._job_id, *labels], count)
+        return made
 
     def _of_nodes(self, facts: RunFacts) -> Iterator[Metric]:
         nodes = Counter(node.state for node in facts.nodes)

@@ -281,9 +281,10 @@ class NodeAttempt:
         log_dir = self._log_dir(attempt)
         asks_ras = self._first_rank == 0 and self._spec is not None and bool(self._spec.gpus_per_node)
         environment = os.environ | (self._spec.env if self._spec is not None else {})
-        ras = [collect(log_dir, environment)] if asks_ras else []
-        ranks, *_ = await asyncio.gather(dump(workers, log_dir), *ras)
-        self._send({"op": "stacks", "attempt": attempt, "ranks": ranks})
+        ask_ras = [collect(log_dir, environment)] if asks_ras else []
+        ranks, *answers = await asyncio.gather(dump(workers, log_dir), *ask_ras)
+        ras = [process for answer in answers for process in answer]
+        self._send({"op": "stacks", "attempt": attempt, "ranks": ranks, "ras": ras})
 
     async def kill(self, attempt: int) -> None:
         """Ends an attempt, if it runs here, and reports that no process of it is left."""

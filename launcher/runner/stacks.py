@@ -96,6 +96,7 @@ async def _dump(worker: Worker, log_dir: Path) -> dict[str, Any]:
     await keep(log_dir / f"rank-{worker.rank}.stack", "\n".join(parts) + "\n")
     return {
         "rank": worker.rank,
+        "pid": worker.pid,
         "state": state,
         "boundary": worker.boundary,
         "frames": main_thread(stack[-1] if stack else "")[:_TOLD_FRAMES],

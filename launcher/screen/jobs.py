@@ -17,8 +17,11 @@ from launcher.screen.words import sparkline
 
 _GAP = 2
 _SHORT_ID, _SHORT_NAME, _BARS = 10, 12, 24
-_HEADING = ("job", "user", "name", "state", "step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
+_HEADING = ("job", "user", "name", "state", "slow", "step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
+_IF_ANY = ("slow",)  # the columns without which a row stands if none has a value there
 _SPARE = ("age", "spares", "faults", "name")  # the columns that a narrow terminal leaves out, the first one first
+_LONG = ("name", "slow")
+_ENDS_TELL = ("job", "slow")  # the columns with cells whose ends differ: jobs of one day, nodes of one rack
 _RIGHT = ("step", "steps/s", "nodes", "spares", "faults", "ETTR", "age")
 
 
@@ -53,7 +56,9 @@ def jobs_lines(
     head = Text("  ").join([Text(f"holdfast top  {clock}", style="bold"), *counts])
     whose = users or {}
     rows = [dict(zip(_HEADING, _cells(job, status, whose), strict=True)) for job, status in ordered]
-    columns, widths = _fitting(rows, width, [name for name in _HEADING if name != "user" or users is not None])
+    shown = [name for name in _HEADING if name != "user" or users is not None]
+    shown = [name for name in shown if name not in _IF_ANY or any(row[name] for row in rows)]
+    columns, widths = _fitting(rows, width, shown)
     left = width - sum(widths[name] for name in columns) - _GAP * len(columns)
     lines = [head, Text(_joined({name: name for name in columns}, columns, widths), style="dim")]
     room = height - 3 - bool(remark)
@@ -61,6 +66,8 @@ def jobs_lines(
         line = Text(_joined(row, columns, widths))
         at = line.plain.find(status.state, widths[columns[0]])
         line.stylize(state_style(status.state), at, at + len(status.state))
+        if row["slow"]:
+            line.stylize("yellow", at + len(status.state), at + widths["state"] + _GAP + widths["slow"])
         bars = sparkline(status.pace, min(left, _BARS), is_unicode=is_unicode) if left >= 8 else ""
         lines.append(line.append(" " * _GAP + bars, style="green") if bars else line)
     if len(rows) > room:
@@ -80,7 +87,8 @@ def job_words(job: KnownJob, status: JobStatus, user: str = "") -> str:
     nodes = f"{len(status.nodes) or job.nodes}+{len(status.spares)} nodes"
     step = f"step {status.step}" if status.step else "step -"
     whose = (job.job_id, *filter(None, [user]), job.name)
-    return printable("  ".join((*whose, status.state, step, speed, nodes, f"{status.faults} faults", ettr)))
+    slow = [f"slow: {status.slow_nodes}"] if status.slow else []
+    return printable("  ".join((*whose, status.state, *slow, step, speed, nodes, f"{status.faults} faults", ettr)))
 
 
 def _cells(job: KnownJob, status: JobStatus, users: Mapping[str, str]) -> tuple[str, ...]:
@@ -89,6 +97,7 @@ def _cells(job: KnownJob, status: JobStatus, users: Mapping[str, str]) -> tuple[
         printable(users.get(job.job_id, "")),
         printable(job.name),
         printable(status.state),
+        printable(status.slow_nodes),
         str(status.step or "-"),
         f"{status.steps_per_s:.3g}" if status.steps_per_s else "-",
         str(len(status.nodes) or job.nodes or "-"),
@@ -102,7 +111,8 @@ def _cells(job: KnownJob, status: JobStatus, users: Mapping[str, str]) -> tuple[
 def _fitting(rows: Sequence[dict[str, str]], width: int, columns: list[str]) -> tuple[list[str], dict[str, int]]:
     """The columns that the width allows, and their widths."""
     widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in _HEADING}
-    widths["name"] = min(widths["name"], max(_SHORT_NAME, width // 6))
+    for name in _LONG:
+        widths[name] = min(widths[name], max(_SHORT_NAME, width // 6))
 
     def too_wide() -> int:
         return sum(widths[name] for name in columns) + _GAP * (len(columns) - 1) - width
@@ -115,11 +125,11 @@ def _fitting(rows: Sequence[dict[str, str]], width: int, columns: list[str]) -> 
 
 
 def _joined(row: dict[str, str], columns: Sequence[str], widths: dict[str, int]) -> str:
-    """The row as text. Of an id that is too long the beginning is cut: the end tells jobs of one day apart."""
+    """The row as text. A cell that is too long is cut."""
     cells = []
     for name in columns:
         cell, space = row[name], widths[name]
         if len(cell) > space:
-            cell = f"..{cell[2 - space :]}" if name == "job" else cell[:space]
+            cell = f"..{cell[2 - space :]}" if name in _ENDS_TELL else cell[:space]
         cells.append(cell.rjust(space) if name in _RIGHT else cell.ljust(space))
     return (" " * _GAP).join(cells).rstrip()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.core.outcomes import JobOutcome
 from launcher.diagnosis.rules import MEANINGS, FaultClass
 from launcher.history.status import JobStatus
-from launcher.history.view import clock, duration
+from launcher.history.view import clock, clock_of, duration
 from launcher.history.why import FaultStory, first_line
 from launcher.history.wording import plural, state_style
 
@@ -54,13 +54,24 @@ def _head(stories: Sequence[FaultStory], status: JobStatus, title: str) -> Rende
     ended = f"  (exit code {outcome.exit_code})" if outcome is not None and outcome.is_failure else ""
     facts.add_row("job", title)
     facts.add_row("state", Text.assemble(state, ended, f"  {first_line(status.reason)}" if status.reason else ""))
-    if not stories:
-        facts.add_row("faults", "none so far" if not ended else "none: the reason above ended the job")
-        return facts
+    facts.add_row("faults", _number_and_cost(stories) if stories else _none(outcome))
+    for node, slow in status.slow.items():
+        facts.add_row("slow", Text.assemble((node, "yellow"), f"  {slow.text()}, since {clock_of(slow.since_s)}"))
+    for node, reason in status.out.items():
+        facts.add_row("out", Text.assemble((node, "red"), f"  {reason}"))
+    return facts
+
+
+def _number_and_cost(stories: Sequence[FaultStory]) -> str:
     cost_s = sum(story.cost_s or 0.0 for story in stories)
     again = sum(story.steps_again or 0 for story in stories)
-    facts.add_row("faults", f"{len(stories)}, which cost {_seconds(cost_s)} and {plural(again, 'step')} done again")
-    return facts
+    return f"{len(stories)}, which cost {_seconds(cost_s)} and {plural(again, 'step')} done again"
+
+
+def _none(outcome: JobOutcome | None) -> str:
+    if outcome is None:
+        return "none so far"
+    return "none: the reason above ended the job" if outcome.is_failure else "none"
 
 
 def _title(number: int, story: FaultStory) -> Text:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.base.plain_file import open_plain, read_json
 from launcher.core.outcomes import FINAL, JobOutcome
+from launcher.diagnosis.cause import find_slurms_cause
 from launcher.errors import LauncherError, UsageError
 from launcher.history.outcome import Outcome
 from launcher.history.status import JobStatus
 from launcher.history.steps import NodeSteps
 from launcher.history.stored import StatusReader
+from launcher.history.why import lost_story
 from launcher.history.wording import plural
 from launcher.job.registry import KnownJob
 from launcher.job.scale_request import ScaleRequest
@@ -34,6 +37,7 @@ _LAST_BYTES = 64 << 10
 _WAIT_POLL_S = 0.5
 _SLURM_POLL_S = 5.0  # between two questions to Slurm about the same job
 _SIZES_SHOWN = 8
+_SLURMS_STATE = re.compile(r"\bSlurm says ([A-Z_]+)")
 
 
 def status_now(job: KnownJob, reader: StatusReader | None = None) -> JobStatus:
@@ -92,6 +96,17 @@ def corrected(job: KnownJob, status: JobStatus) -> JobStatus:
     """The status with what the job's process, Slurm, and requests in its folder say."""
     if status.state in (*FINAL, "unreadable"):
         return status
+    now = _now(job, status)
+    if now.state != "lost":
+        return now
+    state = _SLURMS_STATE.search(now.reason or "")
+    found = find_slurms_cause([line for _, lines in _log_ends(job) for line in lines], state[1] if state else "")
+    last_s = status.events[-1]["time"] if status.events else job.submitted_s
+    story = lost_story(now.reason or "", found, time_s=last_s, attempt=now.attempt, step=now.step)
+    return replace(now, why=(*now.why, story))
+
+
+def _now(job: KnownJob, status: JobStatus) -> JobStatus:
     request = StopRequest.read(job.folder)
     if request is not None:
         if request.is_served and status.state in ("pending", "requeued"):
@@ -295,6 +310,13 @@ def _leave_queue(job: KnownJob) -> bool:
 
 def last_words(job: KnownJob) -> str:
     """The log that may show why a supervisor died, and its last line."""
+    for path, lines in _log_ends(job):
+        return f"{path} ends with: {lines[-1]}"
+    return f"{job.folder} holds no log"
+
+
+def _log_ends(job: KnownJob) -> Iterator[tuple[Path, list[str]]]:
+    """The logs that may show why a supervisor died, each with its last lines that are not empty."""
     for name in (f"{job.job_id}_0_log.err", "log/supervisor.log"):
         path = job.folder / name
         try:
@@ -303,10 +325,8 @@ def last_words(job: KnownJob) -> str:
                 lines = file.read().decode(errors="replace").split("\n")
         except OSError:
             continue
-        spoken = [line.strip() for line in lines if line.strip()]
-        if spoken:
-            return f"{path} ends with: {spoken[-1]}"
-    return f"{job.folder} holds no log"
+        if spoken := [line.strip() for line in lines if line.strip()]:
+            yield path, spoken
 
 
 def _check_owner(job: KnownJob) -> None:

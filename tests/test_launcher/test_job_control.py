@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.history.size import BoosterNow, BoostersNow
 from launcher.history.status import JobStatus
 from launcher.job.registry import KnownJob
 from launcher.job.scale_request import ScaleRequest
-from launcher.submission.job_control import with_request, with_slurms_word
+from launcher.submission.job_control import status_now, with_request, with_slurms_word
 from launcher.submission.queue import why_it_waits
 from slurm import Job, Node
 from slurm.records import NamedJob
@@ -112,3 +113,51 @@ def test_a_size_that_was_requested_before_the_start_is_shown(tmp_path: Path) -> 
     ScaleRequest(host="login", nodes=3).write(tmp_path)
     assert with_request(job, JobStatus()).size == "3 nodes requested by a user"
     assert with_request(job, JobStatus(attempt=2)).size is None
+
+
+# As slurmstepd of 22.05 writes it.
+IN_TIME = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-28T19:20:50 DUE TO TIME LIMIT ***"
+NODE = (
+    "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-28T19:21:43 DUE TO NODE FAILURE, "
+    "SEE SLURMCTLD LOG FOR DETAILS ***"
+)
+TAKEN = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-27T10:00:00 DUE TO PREEMPTION ***"
+KILLED = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of the step tasks have been OOM Killed."
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "fault_class", "proof"),
+    [
+        ("TIMEOUT", [IN_TIME, "Terminated"], "time_limit", IN_TIME),
+        ("NODE_FAIL", [TAKEN, NODE], "node_lost", NODE),
+        ("NODE_FAIL", [TAKEN], "node_lost", "Slurm's state of the job: NODE_FAIL"),
+        ("OUT_OF_MEMORY", [KILLED], "host_memory", KILLED),
+        ("FAILED", [KILLED], "host_memory", KILLED),
+        ("PREEMPTED", [], "preemption", "Slurm's state of the job: PREEMPTED"),
+        ("FAILED", ["print: DUE TO TIME LIMIT", "Killed"], "unknown", ""),
+    ],
+)
+def test_why_a_job_that_left_no_outcome_has_ended_is_read_from_slurms_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, log: list[str], fault_class: str, proof: str
+) -> None:
+    known = KnownJob(job_id="7", name="gpt", cluster="slurm", folder=tmp_path, nodes=2, spares=0)
+    events = [
+        {
+            "time": 5.0,
+            "event": "job_start",
+            "cluster": "slurm",
+            "run_id": "slurm-c-7",
+            "nodes_requested": 2,
+            "spares": 0,
+        },
+        {"time": 6.0, "event": "attempt_start", "attempt": 0, "nodes": ["n1"], "spares": [], "rung": "start"},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    (tmp_path / "7_0_log.err").write_text("".join(f"{line}\n" for line in log))
+    ended = Job.parse(PENDING.read_text().replace("JobState=PENDING", f"JobState={state}"))
+    monkeypatch.setattr(slurm.Slurm, "job", lambda self, job_id: ended)
+    status = status_now(known)
+    assert status.state == "lost"
+    (story,) = status.why
+    assert (story.kind, story.fault_class, story.proof, story.attempt) == ("lost", fault_class, proof, 0)
+    assert story.advice and story.done == "the job ended as lost"

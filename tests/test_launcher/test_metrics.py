@@ -39,7 +39,7 @@ def test_metrics_have_the_facts_of_the_job() -> None:
     assert (found["holdfast_job_state", "done"], found["holdfast_job_state", "training"]) == (1, 0)
     assert (found["holdfast_job_attempt",], found["holdfast_job_step",]) == (4, 120)
     assert found["holdfast_job_time_seconds", "hang"] == pytest.approx(15)
-    assert found["holdfast_job_faults_total", "node_lost"] == 1
+    assert found["holdfast_job_faults_total", "unknown", "unknown", "node_lost"] == 1, "of an older release"
     assert found["holdfast_job_attempts_total", "spare"] == 1
     assert found["holdfast_job_requeues_total",] == 1
     assert found["holdfast_job_tier_bytes_total", "memory"] == 3000
@@ -50,6 +50,17 @@ def test_metrics_have_the_facts_of_the_job() -> None:
     assert running["holdfast_job_steps_per_second",] == pytest.approx(0.9)
     lost = facts_of([*START, event(25, "agents_lost", attempt=0, generation=0)], now_s=30)
     assert samples(openmetrics("gpt", "7", lost))["holdfast_job_redundancy_degraded",] == 1
+
+
+def test_faults_are_counted_by_class_and_domain_and_slow_nodes_while_they_are_slow() -> None:
+    fault = {"kind": "process_exit", "class": "gpu_memory", "domain": "user", "reason": "x"}
+    slow = event(22, "straggler", attempt=0, node="n2", rank=1, factor=1.3, part="data")
+    events = [*START, slow, event(25, "fault", attempt=0, **fault), event(26, "fault", attempt=0, **fault)]
+    found = samples(openmetrics("gpt", "7", facts_of(events, now_s=30)))
+    assert found["holdfast_job_faults_total", "gpu_memory", "user", "process_exit"] == 2
+    assert found["holdfast_job_slow_nodes",] == 1
+    over = [*START, slow, event(23, "straggler_over", attempt=0, node="n2")]
+    assert samples(openmetrics("gpt", "7", facts_of(over, now_s=30)))["holdfast_job_slow_nodes",] == 0
 
 
 def test_lost_steps_and_the_other_classes_are_the_whole_time() -> None:

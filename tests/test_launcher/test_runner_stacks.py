@@ -70,6 +70,7 @@ def test_a_folder_that_does_not_answer_costs_only_the_file(start: Callable[[str]
     pid, folder = start(DEAF), tmp_path / "log"
     folder.mkdir()
     os.mkfifo(folder / "rank-0.stack")  # whoever opens it to write waits for a reader
+    until(lambda: state_of(pid) == "S", "the process asleep")
 
     async def facts() -> list[dict[str, object]]:
         found = await dump([Worker(rank=0, pid=pid, boundary=4)], folder)

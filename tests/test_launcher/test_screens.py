@@ -31,11 +31,12 @@ from launcher.connections.reports import Heartbeats
 from launcher.history.pace import Pace
 from launcher.history.status import JobStatus, status_of
 from launcher.history.steps import NodeSteps
+from launcher.history.view import standing
 from launcher.job.registry import KnownJob, remember
 from launcher.screen.cluster_jobs import ClusterJobs
 from launcher.screen.grid import grid, legend, node_cells
 from launcher.screen.job import job_lines
-from launcher.screen.jobs import jobs_lines
+from launcher.screen.jobs import job_words, jobs_lines
 from launcher.screen.watch import watch_job, watch_jobs
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
@@ -193,6 +194,27 @@ def test_top_lists_running_jobs_first_and_fits(width: int) -> None:
     assert ["aaa2" in rows[0], "aaa0" in rows[1], "aaa1" in rows[2]] == [True] * 3
     assert "state" in heading and "ETTR" in heading and "training" in rows[0] and "done" in rows[2]
     assert jobs_lines(jobs, clock="", width=width, height=4)[-1].plain.startswith("and 2 more")
+
+
+SLOW = event(18, "straggler", attempt=0, node="n2", rank=3, ranks=1, factor=1.3, part="data", excess_s=0.02, since=9.0)
+
+
+def test_a_slow_node_is_seen_on_every_screen_until_it_is_as_fast_again() -> None:
+    slow, over = [*TRAINED, SLOW], [*TRAINED, SLOW, event(19, "straggler_over", attempt=0, node="n2")]
+    words = "rank 3 works 1.30 times as long in a step as the others, longer in data loading: 20 ms more for each step"
+    for events, is_slow in ((slow, True), (over, False)):
+        status = status_of(events, 20)
+        heading, row = [line.plain for line in jobs_lines([(KNOWN, status)], clock="", width=80, height=9)][1:]
+        assert ("slow" in heading.split(), " n2 " in row) == (is_slow, is_slow)
+        assert ("slow: n2" in job_words(KNOWN, status), "slow: n2" in standing(status).plain) == (is_slow, is_slow)
+        text = "\n".join(screen(events, 200))
+        assert (f"n2 {words}" in text, "▤ n2" in text) == (is_slow, is_slow), text
+
+
+def test_top_shows_the_end_of_a_long_nodes_name_and_how_many_more_are_slow() -> None:
+    more = [{**SLOW, "node": f"rack7-gpu-h100-{number:04}"} for number in (12, 13)]
+    line = jobs_lines([(KNOWN, status_of([*TRAINED, *more], 20))], clock="", width=80, height=9)[2].plain
+    assert "..100-0012 +1" in line
 
 
 class Queue(Slurm):

@@ -84,6 +84,16 @@ def test_of_many_faults_the_page_shows_the_newest_and_counts_the_others() -> Non
 
 def test_a_job_without_faults_says_so() -> None:
     assert "none so far" in page(START, 80)
+    done = page([*START, event(40, "job_end", outcome="done", step=20)], 80)
+    assert [line.split() for line in done.splitlines()][-1] == ["faults", "none"]
+    failed = page([*START, event(40, "job_end", outcome="internal", reason="no folder", step=20)], 80)
+    assert "none: the reason above ended the job" in failed
+
+
+def test_the_page_names_slow_nodes_and_those_that_are_out() -> None:
+    slow = event(22, "straggler", attempt=0, node="n1", rank=0, factor=1.3, part="data", excess_s=0.02, since=9.0)
+    text = " ".join(page([*START, *LOST_NODE[:3], slow], 200).split())
+    assert "slow n1 rank 0 works 1.30 times as long" in text and "out n2 " in text
 
 
 def test_the_verb_the_status_and_the_report_tell_the_same(

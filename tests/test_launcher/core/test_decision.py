@@ -26,6 +26,7 @@ from launcher.core.state import RestartLimits, Stage, State
 from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import RECONNECT_S
 from launcher.core.turn import Turn
+from launcher.diagnosis.ras import RasProcess
 from launcher.history.status import status_of
 
 
@@ -336,9 +337,10 @@ def hangs(play: Play) -> None:
     assert len(play.orders(Order.DUMP)) == 1 and not play.events("fault")
 
 
-def stacks(node: str, *frames: str) -> inputs.StacksTaken:
-    taken = inputs.RankFacts(rank=int(node[1:]) - 1, node=node, state="S", boundary=7, frames=frames)
-    return inputs.StacksTaken(node=node, attempt=0, stacks=(taken,))
+def stacks(node: str, *frames: str, ras: tuple[RasProcess, ...] = ()) -> inputs.StacksTaken:
+    number = int(node[1:])
+    taken = inputs.RankFacts(rank=number - 1, node=node, state="S", boundary=7, frames=frames, pid=70 + number)
+    return inputs.StacksTaken(node=node, attempt=0, stacks=(taken,), ras=ras)
 
 
 def test_workers_that_hang_are_restarted_and_the_rank_that_others_wait_for_is_named() -> None:
@@ -351,6 +353,15 @@ def test_workers_that_hang_are_restarted_and_the_rank_that_others_wait_for_is_na
     assert fault["proof"].startswith("rank 1 on n2: ") and fault["proof"] in fault["reason"]
     assert "not in the collective that others wait in: it is in its own code, in load_batch" in fault["reason"]
     assert fault["reason"].endswith("stacks in log/attempt-0/rank-*.stack")
+
+
+def test_what_nccl_says_of_a_rank_is_in_the_faults_proof() -> None:
+    play = Play(make_job(has_checkpoint=True, limits=RestartLimits(hang_timeout_s=10.0)))
+    hangs(play)
+    said = RasProcess(pid=72, node="10.0.0.2", says="RAS gets no data from it")
+    play.give(stacks("n1", "wait (/lib/torch/distributed/c10d.py:9)", ras=(said,)))
+    play.give(stacks("n2", "load_batch (/job/train.py:12)"))
+    assert play.events("fault")[0]["proof"].endswith("; NCCL says of rank 1: RAS gets no data from it")
 
 
 def test_a_node_that_does_not_answer_does_not_hold_up_the_judgement() -> None:

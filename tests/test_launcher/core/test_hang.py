@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.connections.reports import Heartbeats
-from launcher.core.hang import Hang
+from launcher.core.frozen import replace
+from launcher.core.hang import START_S, Hang
 from launcher.core.replay import History, replay
 
 NODES = ("a", "b")
@@ -64,8 +65,9 @@ class Attempt:
             )
 
     def check(self) -> str | None:
-        stall = self.hang.check(self.now_s, self.hangs, tells_steps=self.tells_steps)
-        due_s = self.hang.due_s(self.hangs, tells_steps=self.tells_steps)
+        known = {"tells_steps": self.tells_steps, "longest_start_s": self._history.longest_start_s}
+        stall = self.hang.check(self.now_s, self.hangs, **known)
+        due_s = self.hang.due_s(self.hangs, **known)
         assert (stall is not None) == (due_s is not None and due_s <= self.now_s), "the timer is not that of the check"
         return stall.reason if stall is not None else None
 
@@ -167,6 +169,32 @@ def test_the_first_step_may_take_longer() -> None:
     attempt.event("first_step")  # of an attempt before: this script tells its steps
     assert attempt.passes(99, None, None) is None
     assert attempt.passes(1, None, None) == "no first step for 100 s (100 s allowed)"
+
+
+def test_the_limit_of_a_start_is_learned_from_the_starts_before_also_of_other_supervisors() -> None:
+    attempt = Attempt(None)
+    attempt.event("first_step", seconds=30.0)
+    assert attempt.passes(899, None, None) is None
+    said = attempt.passes(1, None, None)
+    assert said == "no first step for 900 s (900 s allowed, the longest start so far took 30.0 s)"
+    for seconds in (400.0, 60.0):
+        attempt.event("first_step", seconds=seconds)
+    attempt.begin()
+    assert attempt.passes(7999, None, None) is None
+    assert "the longest start so far took 400.0 s" in (attempt.passes(1, None, None) or "")
+
+
+def test_after_a_hang_a_start_has_the_time_of_the_first_one_and_a_longer_timeout_always_counts() -> None:
+    attempt = Attempt(None)
+    attempt.hang = replace(attempt.hang, start_s=START_S)
+    attempt.event("first_step", seconds=30.0)
+    attempt.event("fault", kind="hang", step=0)
+    attempt.begin()
+    assert attempt.passes(START_S - 1, None, None) is None
+    assert "1800 s allowed" in (attempt.passes(1, None, None) or "")
+    patient = Attempt(5000.0)
+    patient.event("first_step", seconds=30.0)
+    assert patient.passes(4999, None, None) is None and "5000 s allowed" in (patient.passes(1, None, None) or "")
 
 
 @pytest.mark.parametrize("timeout_s", [10.0, None])

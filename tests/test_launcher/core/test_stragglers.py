@@ -23,6 +23,9 @@ def slow(node: str = "n2", rank: int = 1) -> inputs.StragglerSeen:
     return inputs.StragglerSeen(node=node, attempt=0, straggler=found)
 
 
+WORDS = "rank 1 (and 1 more) works 1.23 times as long in a step as the others, longer in data loading"
+
+
 def test_a_slow_node_is_in_the_events_and_in_the_status_until_it_is_over() -> None:
     play = Play(make_job(has_checkpoint=True))
     play.run()
@@ -30,11 +33,9 @@ def test_a_slow_node_is_in_the_events_and_in_the_status_until_it_is_over() -> No
     (event,) = play.events("straggler")
     assert (event["node"], event["rank"], event["ranks"], event["step"]) == ("n2", 1, 2, 120)
     assert (event["factor"], event["part"], event["since"]) == (1.231, "data", 1_000_005.0)
-    assert describe(event) == (
-        "rank 1 and 1 more on n2 holds all others up at step 120: 1.231 times the work of a step, more data"
-    )
+    assert describe(event) == f"n2 is slow at step 120: {WORDS}"
     status = status_of(play.events())
-    assert status.slow["n2"].text() == "rank 1 and 1 more: 1.23 times the work of a step, more data, 16 ms a step"
+    assert status.slow["n2"].text() == f"{WORDS}: 16 ms more for each step"
     assert status.slow["n2"].step == 120
     play.give(inputs.StragglerGone(node="n2", attempt=0))
     assert not status_of(play.events()).slow
@@ -87,7 +88,7 @@ def test_a_spare_takes_the_place_of_a_slow_node_at_an_agreed_step() -> None:
     play.give(slow("n2", rank=1))
     (leaving,) = play.events("node_leaving")
     assert (leaving["node"], leaving["cause"]) == ("n2", "slow")
-    assert leaving["reason"] == "slow: rank 1 works 1.23 times as long as the others, more data"
+    assert leaving["reason"] == f"slow: {WORDS}"
     assert play.orders(Order.STOP), "all ranks stop at one step, nothing is lost"
     goes_on(play, 12)
     assert [tuple(event["nodes"]) for event in play.events("attempt_start")] == [("n1", "n2"), ("n1", "n3")]

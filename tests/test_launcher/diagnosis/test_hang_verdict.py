@@ -22,6 +22,7 @@ def rank(
     wait: str = "",
     runs_threads: bool | None = None,
     is_unusual: bool = False,
+    pid: int = 0,
 ) -> RankFacts:
     return RankFacts(
         rank=rank,
@@ -33,6 +34,7 @@ def rank(
         wait=wait,
         runs_threads=runs_threads,
         is_unusual=is_unusual,
+        pid=pid,
     )
 
 
@@ -193,5 +195,5 @@ def test_what_measures_the_steps_does_not_hide_the_collective_that_a_rank_waits_
         "all_reduce (/opt/torch/distributed/distributed_c10d.py:9)",
     ]
     report = {"rank": 0, "state": "S", "boundary": None, "frames": [*frames, "<module> (train.py:12)"], "wait": ""}
-    facts = RankFacts.from_report("n0", report | {"runs_threads": True, "entered": [], "is_unusual": False})
+    facts = RankFacts.from_report("n0", report | {"runs_threads": True, "entered": [], "is_unusual": False, "pid": 7})
     assert (facts.place, facts.where) == (RankPlace.COLLECTIVE, "<module> (train.py:12)")
