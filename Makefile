@@ -190,9 +190,10 @@ ifdef SITE_TORCH
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >> $(VENV)/constraints.txt
 else
 	@echo "$(TORCH)" >> $(VENV)/constraints.txt
-	@$(PIP) --dry-run --ignore-installed --report $(VENV)/torch.json "$(TORCH)"
 	@torch="$(TORCH)"; \
-	if [ -z "$(CUDA)" ] && ! command -v nvidia-smi >/dev/null && grep -q '"name": "nvidia-' $(VENV)/torch.json; then \
+	if [ -z "$(CUDA)" ] && ! command -v nvidia-smi >/dev/null && \
+			$(PIP) --dry-run --ignore-installed --report $(VENV)/torch.json "$(TORCH)" && \
+			grep -q '"name": "nvidia-' $(VENV)/torch.json; then \
 		if $(PIP) --dry-run --ignore-installed "$(TORCH)+cpu" >/dev/null 2>&1; then torch="$(TORCH)+cpu"; else \
 			echo "make: no NVIDIA driver here, and no CPU build of $(TORCH) in pip's indexes: pip downloads the CUDA build,"; \
 			echo "make: $$($(BIN)/python -c "$$DOWNLOAD_SIZE" $(VENV)/torch.json). It runs on the CPU too. For a CPU build: PIP_FLAGS='--extra-index-url URL'"; \

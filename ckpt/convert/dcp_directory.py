@@ -19,7 +19,7 @@ from typing import IO, Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorProperties
 
 from ckpt.errors import ConfigError, CorruptError, StateError
 from ckpt.format.atomic_files import open_regular, read_regular
@@ -27,7 +27,7 @@ from ckpt.format.atomic_files import open_regular, read_regular
 MAX_METADATA_BYTES = 1 << 31  # of the metadata
 _METADATA = "torch.distributed.checkpoint.metadata"
 _CLASSES = {
-    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
     *((_METADATA, f"{kind}StorageMetadata") for kind in ("Bytes", "Chunk", "Tensor")),
     (_METADATA, "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -108,8 +108,18 @@ def size_of(file: Path) -> int:
         os.close(descriptor)
 
 
+class _Properties(TensorProperties):
+    """Reads the properties that a newer torch has written. torch 2.15 added the strides, which older ones refuse."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state[: len(TensorProperties().__getstate__())])
+        self.__class__ = TensorProperties
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_METADATA, TensorProperties.__name__):
+            return _Properties
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):

@@ -194,10 +194,11 @@ class Watch:
                     raise CheckpointError(f"the agent before generation {self.generation} does not end")
                 self._patience.came_up(time.monotonic() - since_s)
                 return monitor
-            except CheckpointError:
-                if time.monotonic() > since_s + self._patience.limit_s:
+            except CheckpointError as error:
+                limit_s = self._patience.limit_s
+                if time.monotonic() > since_s + limit_s:
                     self._patience.missed()
-                    raise
+                    raise CheckpointError(f"{error}; tried for {limit_s:g} s") from None
             await asyncio.sleep(_CONNECT_POLL_S)
 
     def _is_followed(self, pid: int) -> bool:

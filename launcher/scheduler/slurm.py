@@ -130,12 +130,15 @@ class SlurmCluster:
                 "agents of several Slurm jobs"
             )
         types = self._mpi_types
-        if "pmix" not in types and (find_mpirun() is None or self._in_container):
+        if "pmix" in types:
+            return
+        if (mpirun := find_mpirun()) is None or self._in_container:
             raise UsageError(
                 f"srun --mpi=list: got {', '.join(types) or 'nothing'}, expected pmix, by which agents start; "
                 "install Slurm's PMIx plugin, or outside of containers Open MPI (pip install 'holdfast-hpc[mpi]'), "
                 "or leave `checkpoint` out of the job file"
             )
+        log.warning("srun --mpi=list has no pmix (%s): %s starts the checkpoint agents", ", ".join(types), mpirun)
 
     async def start_runners(self, nodes: list[str], environment: Mapping[str, str]) -> None:
         output = self._job_dir / "log" / "runner-%N.log"

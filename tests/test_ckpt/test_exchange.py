@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorProperties
 from trainer_kit import solo_namespace
 from verb_kit import Printed, ckpt
 
@@ -229,6 +230,21 @@ def test_what_torch_stores_of_layouts_dtypes_and_values_is_imported(tmp_path: Pa
     found = read_stored(SharedTier(tmp_path / "shared", "ns"), save)
     assert found.values == {f"values.{name}": value for name, value in values.items()}
     assert all(torch.equal(found.full(name), state[name]) for name in ("x", "y"))
+
+
+def test_a_directory_of_a_newer_torch_is_imported(tmp_path: Path) -> None:
+    """torch 2.15 stores the strides of each tensor. An older torch itself cannot read them."""
+    written = TensorProperties.__getstate__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TensorProperties, "__getstate__", lambda properties: (*written(properties), (1, 3)))
+        dcp.save({"x": torch.arange(6.0).reshape(3, 2).t()}, checkpoint_id=tmp_path / "in")
+    with pytest.raises(ValueError, match="unpack"):
+        pickle.loads((tmp_path / "in" / ".metadata").read_bytes())
+    result = run("import", tmp_path / "in", tmp_path / "shared", "--namespace", "ns", "--step", 5)
+    assert result.exit_code == 0, result.output
+    (save,) = SharedTier(tmp_path / "shared", "ns").steps()
+    found = read_stored(SharedTier(tmp_path / "shared", "ns"), save)
+    assert torch.equal(found.full("x"), torch.arange(6.0).reshape(3, 2).t())
 
 
 def test_torch_does_not_warn_of_what_was_meant(tmp_path: Path) -> None:

@@ -80,10 +80,14 @@ def test_allocation_smaller_than_the_job_is_refused(spec: JobSpec) -> None:
 
 
 def test_a_slurm_without_pmix_needs_mpirun_or_is_refused_at_once_in_its_own_words(
-    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     listed = "MPI plugin types are...\n\tnone\n\tpmi2\n"
     cluster(spec, Scontrol(listed)).require_mpi()
+    (said,) = caplog.messages
+    assert "no pmix (none, pmi2): " in said and said.endswith("/mpirun starts the checkpoint agents")
+    cluster(spec, Scontrol("MPI plugin types are...\n\tnone\n\tpmix\n")).require_mpi()
+    assert caplog.messages == [said]
     monkeypatch.setattr(slurm_cluster, "find_mpirun", lambda: None)
     with pytest.raises(UsageError, match="srun --mpi=list: got none, pmi2, expected pmix"):
         cluster(spec, Scontrol(listed)).require_mpi()

@@ -208,4 +208,6 @@ def test_an_agent_that_does_not_come_up_again_is_lost_and_the_next_has_more_time
     told: list[dict[str, Any]] = []
     asyncio.run(asyncio.wait_for(Watch(3, 0, tmp_path, told.append, patience).run(), AGENT_START_TIMEOUT_S / 2))
     assert [(message["op"], message["attempt"]) for message in told] == [("agent_lost", 3)]
+    assert "agent-3.sock: no connection (No such file or directory)" in told[0]["reason"]
+    assert told[0]["reason"].endswith("; tried for 0.1 s")
     assert patience.limit_s == AGENT_START_TIMEOUT_S

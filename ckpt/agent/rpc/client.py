@@ -60,8 +60,9 @@ class _Connection:
             except OSError as error:
                 stream.close()
                 if isinstance(error, PermissionError) or time.monotonic() + _CONNECT_POLL_S > deadline:
+                    within = f" within {timeout_s:g} s" if timeout_s else ""  # 0: the caller tries again
                     raise AgentError(
-                        f"agent {path}: no connection within {timeout_s:g} s ({error.strerror or error}); "
+                        f"agent {path}: no connection{within} ({error.strerror or error}); "
                         "read the agent's messages in the attempt's agents.log"
                     ) from None
                 time.sleep(_CONNECT_POLL_S)
