@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
+from launcher.core.ending import dismissals, goes_on
+from launcher.core.liveness import CUT_OFF_S, may_be_cut_off
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
+from launcher.core.succession import has_begun, successors, training_order
 from launcher.leadership.requeue import ASK_AGAIN_S, TIMEOUT_S
-from launcher.scheduler.slurm import CUT_OFF_S
 from launcher.supervisor.drains import LOOK_S as DRAINS_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
@@ -85,11 +87,19 @@ class Driver:
         self.state: State = None  # type: ignore[assignment]
         self.job: JobFacts = None  # type: ignore[assignment]
         self._skew_s = 0.0
-        successors = tuple(name for name in world.job_nodes if name != host.name)
-        self.links = Links(world, self, () if world.setup.is_local else successors)
+        self.links = Links(world, self, successors(world.job_nodes, self._own, self._predecessor_of(after)))
         host.drivers.append(self)
         world.drivers.append(self)
         world.clock.after(world.delay(0.05, 0.4), self._take_office, after, is_silent)
+
+    @property
+    def _own(self) -> str | None:
+        """Its node, unless this is the local cluster."""
+        return None if self.world.setup.is_local else self.host.name
+
+    def _predecessor_of(self, after: int | None) -> str | None:
+        node = self.world.folder.holders[after - 1].host.name if after else None
+        return None if node == self.host.name else node
 
     @property
     def is_awake(self) -> bool:
@@ -120,9 +130,7 @@ class Driver:
         if (after is not None and folder.newest_term != after) or folder.result is not None:
             self._leave("superseded")
             return
-        predecessor = folder.holders[after - 1].host.name if after else None
-        if predecessor == self.host.name:
-            predecessor = None
+        predecessor = self._predecessor_of(after)
         self.term = folder.newest_term + 1
         folder.claim(self)
         self._skew_s = self.host.skew_s
@@ -138,7 +146,8 @@ class Driver:
             folder.append(self.term, event)
             world.count_rung("takeover")
         self.log = list(folder.events)
-        self.job = self._make_job(after is not None, predecessor, is_silent)
+        is_take_over = after is not None and has_begun(self.log, world.slurm.starts)
+        self.job = self._make_job(is_take_over, predecessor, is_silent)
         self.is_listening = True
         self.state, todo = world.begin(self.job, self.log, self.now_s)
         world.supervisor_begins(self, todo)
@@ -181,8 +190,7 @@ class Driver:
 
     def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> JobFacts:
         world, setup = self.world, self.world.setup
-        own = None if setup.is_local else self.host.name
-        nodes = tuple(sorted(world.job_nodes, key=lambda name: name == own))
+        nodes = training_order(world.job_nodes, self._own)
         return JobFacts(
             nodes=nodes,
             sizes=setup.sizes,
@@ -207,7 +215,7 @@ class Driver:
             predecessor=predecessor,
             is_predecessor_silent=is_silent,
             is_take_over=is_take_over,
-            start={"run_id": "run"},
+            start={"run_id": "run", "restart_count": world.slurm.starts},
         )
 
     def die(self) -> None:
@@ -441,10 +449,10 @@ class Driver:
 
         def answer(error: str | None) -> given.UnusableAnswered | None:
             unusable = {} if error is not None else self.world.slurm.unusable(self, command.nodes, command.allocations)
-            others = {*command.nodes} - {self.host.name}
-            silent = [self.world.hosts[name] for name in others if unusable.get(name) == NO_SLURMD]
-            cut = [host for host in silent if host.is_frozen or not self.world.network.reaches(self.host, host)]
-            if len(others) > 1 and len(cut) == len(others) and self.world.clock.now < since_s + CUT_OFF_S:
+            silent = [self.world.hosts[name] for name in command.nodes if unusable.get(name) == NO_SLURMD]
+            cut = {host.name for host in silent if host.is_frozen or not self.world.network.reaches(self.host, host)}
+            is_early = self.world.clock.now < since_s + CUT_OFF_S
+            if is_early and may_be_cut_off(command.nodes, self.host.name, cut):
                 self.world.clock.after(CONNECT_S, self._ask_unusable, command, since_s)
                 return None
             self.world.invariants.found_unusable(unusable)
@@ -538,8 +546,8 @@ class Driver:
         self.world.invariants.ends(self, command)
         if self.group is not None:
             self.group.kill()
-        for node in self.links.nodes:
-            self.links.dismiss(node, forget=command.outcome != "stopped")
+        for node, forget in dismissals(command.outcome, self.world.job_nodes, self.links.nodes).items():
+            self.links.dismiss(node, forget=forget)
         if self.world.slurm.is_answering:
             self.world.boosters.end_all(30.0)
         self.world.clock.after(self.world.delay(0.2, 1.0), self._write_result, command, self.world.clock.now)
@@ -555,7 +563,7 @@ class Driver:
         if folder.newest_term > self.term and folder.is_seen(self.host):
             self._leave("superseded")
             return
-        if command.outcome != "stopped":
+        if not goes_on(command.outcome):
             if not folder.is_writable(self.host) and folder.mode != REMOVED and world.clock.now < since_s + 600.0:
                 world.clock.after(1.0, self._write_result, command, since_s)
                 return

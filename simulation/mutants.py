@@ -23,9 +23,9 @@ from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "launcher" / "core"
 MODULES = (
-    "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "departure", "ending", "hang",
-    "launch", "gains", "marks", "members", "nodes", "recovery", "replay", "requests", "resize", "stages",
-    "teardown", "turn",
+    "agent_world", "attempt", "attempt_reports", "boosters", "choice", "decision", "departure", "ending", "exclusion",
+    "hang", "launch", "gains", "marks", "members", "nodes", "recovery", "replay", "requests", "resize", "stages",
+    "succession", "teardown", "turn",
 )  # fmt: skip
 FIRST_SEED = 1_000_000
 PROBES_EVERY = 2  # decisions; more often than in the tests, because a mutant has fewer schedules

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from launcher.core.exclusion import exclusion
 from launcher.core.inputs import LaunchEnded, Terminated, TimeWarned
 from launcher.core.stop_reasons import StopReason
 from launcher.leadership.requeue import ASK_AGAIN_S
@@ -195,12 +196,11 @@ class Slurm:
         if self.refuses or self.state not in ("running", "completing") or self.ends_s_passed:
             return "the job cannot be requeued", False
         world = self._world
-        left = [name for name in world.hosts if name not in exclude]
-        if len(left) < world.setup.least:
-            return f"{LACKS_NODES}: {len(left)} beside those out of use", False
-        lacking = world.setup.nodes + world.setup.spares - len(left)
-        kept = sorted(exclude, key=lambda name: not world.hosts[name].is_up)[: max(0, lacking)]
-        self._excluded = frozenset(exclude) - frozenset(kept)
+        least, wanted = world.setup.least, world.setup.nodes + world.setup.spares
+        found = exclusion(exclude, before=(), there=world.hosts, usable=self._responding, least=least, wanted=wanted)
+        if found.left < least:
+            return f"{LACKS_NODES}: {found.left} beside those out of use", False
+        self._excluded = found.nodes
         if self.why == "cancel":  # Slurm starts it again all the same
             world.invariants.requeues_cancelled(world.clock.now - self.cancelled_s)
         self.requeues += 1
@@ -210,6 +210,9 @@ class Slurm:
             self._signal()
             world.clock.after(KILL_WAIT_S, self._finish, self.starts)
         return None, True
+
+    def _responding(self) -> set[str]:
+        return {name for name, host in self._world.hosts.items() if host.is_up}
 
     @property
     def ends_s_passed(self) -> bool:

@@ -9,11 +9,12 @@
     turn        the working state of one decide()
     members     the nodes: which are ready, which train, which are out and why
     attempt     one attempt, from the choice of its nodes to its end
-    attempt_reports  the nodes' reports about an attempt
+    attempt_reports  reports about an attempt
     teardown    ends all processes of an attempt
     agent_world the checkpoint agents of an attempt
     launch      the start of the runners
     liveness    the connections to runners: which are lost or in doubt, and whether the supervisor is cut off itself
+    succession  which nodes train first, who takes over; exclusion: the nodes that a requeue leaves out
     requests    stop and cancel, by a user, a signal or the scheduler; the time limit
     choice      chooses the nodes of the next attempt, and its holders
     boosters    allocations in addition to the base, which may be preempted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from launcher.core import attempt, requests
 from launcher.core import inputs as given_
 from launcher.core.commands import EndJob, ProbeFolder, SetTimer
@@ -111,6 +113,24 @@ def give_up(turn: Turn, why: str) -> None:
     )
     turn.state = replace(turn.state, wants_requeue=False)
     _end_job(turn)
+
+
+def dismissals(outcome: JobOutcome, base: Collection[str], connected: Collection[str]) -> dict[str, bool]:
+    """For each node, whether its runner removes the job's memory as it ends.
+
+    A job that goes on has the nodes of its base again, with their memory. Those of boosters are not its own then.
+
+    Args:
+        outcome: of this start of the job.
+        base: the nodes of the base.
+        connected: the nodes whose runners are connected.
+    """
+    return {node: not goes_on(outcome) or node not in base for node in (*base, *connected)}
+
+
+def goes_on(outcome: JobOutcome) -> bool:
+    """Whether the job continues with its next start: it keeps its memory, and has no result yet."""
+    return outcome is JobOutcome.STOPPED
 
 
 def on_folder_removed(turn: Turn, given: given_.FolderRemoved) -> None:

@@ -9,7 +9,7 @@ gets, in order. Connections and the simulator both do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,7 +20,20 @@ SILENCE_S = 2.5  # heartbeats come every 0.5 s
 ISOLATED_S = 20.0  # if most nodes are silent at once: time for another supervisor to take over before they are lost
 RETURN_S = 6.0  # time to reconnect for a runner whose connection broke perhaps because of us; it tries twice a second
 PAUSE_S = 2.0  # a supervisor that was stopped for longer reads the waiting messages before it judges workers
+CUT_OFF_S = 20.0  # so long a supervisor that reaches no other node takes this for its own trouble
 TICK_S = 0.1  # between two calls of tick()
+
+
+def may_be_cut_off(asked: Iterable[str], own: str | None, unreached: Collection[str]) -> bool:
+    """Whether this host may be at fault, because it reaches none of the nodes that it was asked about.
+
+    Args:
+        asked: the nodes. One other node says nothing about this host.
+        own: the node of this host.
+        unreached: those of them to which no connection comes about; a refused one shows that the host is reached.
+    """
+    others = {*asked} - {own}
+    return len(others) > 1 and others.issubset(unreached)
 
 
 class Peer:

@@ -16,7 +16,6 @@ srun is killed in the same way.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -30,6 +29,8 @@ from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
 from holdfast.base.environment import Variable
+from launcher.core.exclusion import exclusion
+from launcher.core.liveness import CUT_OFF_S, may_be_cut_off
 from launcher.core.stop_reasons import StopReason
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
@@ -54,7 +55,6 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 2.0
 _FORGET_TIMEOUT_S = 10.0
 _CONNECTING_AT_ONCE = 64
-CUT_OFF_S = 20.0  # so long a supervisor that reaches no other node takes this for its own trouble
 _REGISTERING_S = 5.0  # slurmctld has its nodes register 3 s after its start; srun fails before
 _REQUEUED_S = 600.0  # a slurmctld that was killed is back by then
 _ASK_TIMES = 5
@@ -234,12 +234,12 @@ class SlurmCluster:
             log.error("job %s has ended, but Slurm still has it: %s; scancel it", self._reference, error)
 
     def unusable(self, nodes: Collection[str], allocations: Mapping[str, str]) -> dict[str, str]:
-        deadline_s, others = time.monotonic() + CUT_OFF_S, {*nodes} - {self.node}
+        deadline_s = time.monotonic() + CUT_OFF_S
         while True:
             found, unreached = self._look(nodes, allocations)
-            if len(others) < 2 or not others <= unreached or time.monotonic() >= deadline_s:
+            if not may_be_cut_off(nodes, self.node, unreached) or time.monotonic() >= deadline_s:
                 return found
-            log.warning("this node may be cut off: it reaches none of %s; looking again", ", ".join(sorted(others)))
+            log.warning("this node may be cut off: it reaches none of %s; looking again", ", ".join(sorted(unreached)))
             time.sleep(_ASK_AGAIN_S)
 
     def _look(self, nodes: Collection[str], allocations: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
@@ -380,33 +380,30 @@ class SlurmCluster:
             return []
         if job is None or partition is None:
             return []
-        excluded = {*job.excluded, *nodes}
-        left = [node for node in partition.nodes if node not in excluded]
-        if len(left) < self._needed:
-            raise TooFewNodes(
-                f"partition {partition.name} has {len(left)} nodes beside those out of use ({','.join(sorted(nodes))}) "
-                f"and those excluded, expected {self._needed}"
-            )
-        lacking = self._asked_for - len(left)
-        if lacking > 0:
-            excluded -= set(self._to_fill_spares(nodes, lacking))
-        return sorted(excluded)
-
-    def _to_fill_spares(self, nodes: Collection[str], count: int) -> list[str]:
-        """Choose `count` of the excluded nodes that the job may get again, to fill the places of spares.
-
-        Without them the job would wait for ever: Slurm does not start it on fewer nodes than it asked for, and `update
-        NumNodes=3-4` of a job with tasks per node makes it wait with BadConstraints (seen on 22.05). Nodes that are
-        available now are chosen first.
-        """
-        usable: set[str] = set()
-        with contextlib.suppress(SlurmError):
-            usable = {node.name for node in self._slurm.nodes() if node.responds and "DRAIN" not in node.flags}
-        chosen = sorted(nodes, key=lambda node: node not in usable)[:count]
-        log.warning(
-            "job %s asks for %d nodes: %s, out of use, stay for spares", self._reference, self._asked_for, chosen
+        found = exclusion(
+            nodes,
+            before=job.excluded,
+            there=partition.nodes,
+            usable=self._responding,
+            least=self._needed,
+            wanted=self._asked_for,
         )
-        return chosen
+        if found.left < self._needed:
+            raise TooFewNodes(
+                f"partition {partition.name} has {found.left} nodes beside those out of use "
+                f"({','.join(sorted(nodes))}) and those excluded, expected {self._needed}"
+            )
+        if found.kept:
+            what = "job %s asks for %d nodes: %s, out of use, stay for spares"
+            log.warning(what, self._reference, self._asked_for, list(found.kept))
+        return sorted(found.nodes)
+
+    def _responding(self) -> set[str]:
+        """The nodes that can be given a job now; none if Slurm does not answer."""
+        try:
+            return {node.name for node in self._slurm.nodes() if node.responds and "DRAIN" not in node.flags}
+        except SlurmError:
+            return set()
 
     def _insist(self, ask: Callable[[], T]) -> T:
         """Repeats a request to Slurm. A SIGTERM to all processes of the job may also end a running scontrol."""

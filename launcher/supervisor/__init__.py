@@ -6,7 +6,7 @@
     signals.py          signals as inputs; user_requests.py: stop.json and scale.json as inputs
     scheduler_calls.py  the scheduler's answers as inputs
     processes.py        what it starts: runners and checkpoint agents
-    own_checkpoints.py  progress of a script that keeps its own checkpoints
+    own_checkpoints.py  follows the checkpoints that a script writes by itself
     batch_process.py    the batch script's process: runs a supervisor as its child, or waits for the one on another node
     standby.py          takes over from a supervisor that is lost
     recorder.py         writes the events, in a thread

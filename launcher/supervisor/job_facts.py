@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.core.members import Network
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
+from launcher.core.succession import training_order
 from launcher.env import failure_domains
 from launcher.job.jobfile import JobSpec
 from launcher.scheduler.cluster import Cluster
@@ -43,8 +44,7 @@ def job_facts(
         warnings = ["failure_domain: switch, but Slurm knows no switch of every node: parity is spread over nodes"]
     restart = spec.restart
     return JobFacts(
-        # The supervisor's node comes last, so that it is a spare if there is one. Its loss is then no fault.
-        nodes=tuple(sorted(cluster.nodes, key=lambda node: node == cluster.node)),
+        nodes=training_order(cluster.nodes, cluster.node),
         allocations=dict.fromkeys(cluster.nodes, cluster.allocation),
         sizes=tuple(spec.sizes),
         base_nodes=spec.nodes,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from launcher.connections.links import LEAVE, Links
 from launcher.core import begin, decide, inputs
 from launcher.core import commands as do
 from launcher.core.commands import Command
+from launcher.core.ending import dismissals, goes_on
 from launcher.core.inputs import Input
 from launcher.core.outcomes import JobOutcome
 from launcher.core.requests import is_asked
 from launcher.core.state import State
+from launcher.core.succession import has_begun, successors
 from launcher.env import failure_domains
 from launcher.errors import LauncherError
 from launcher.history.events import Event, EventLog, read_events
@@ -97,13 +99,11 @@ class Supervisor:
         self._superseded = False
         self._has_request = False  # whether a user has asked for the job's end
         self._failure: BaseException | None = None  # of a task that runs next to the loop
-        successors = [node for node in cluster.nodes if node != cluster.node] if cluster.node is not None else []
-        successors.sort(key=lambda node: node == self._predecessor)  # the predecessor last: it may be lost or frozen
         self._links = Links(
             cluster.nodes,
             read_secret(job_dir),
             self._inbox,
-            successors,
+            successors(cluster.nodes, cluster.node, self._predecessor),
             cluster.restart_count,
             cluster.allocation,
             spec.sizes[0] if spec.most_boosters else 0,  # the base may have no more than one node
@@ -185,7 +185,7 @@ class Supervisor:
             self._switches,
             predecessor=self._predecessor,
             is_predecessor_silent=self._predecessor_is_silent,
-            is_take_over=self._take_over is not None and self._has_begun(earlier_events),
+            is_take_over=self._take_over is not None and has_begun(earlier_events, self._cluster.restart_count),
         )
         state, commands = begin(job, earlier_events, self._now_s())
         while (end := self._perform(state, commands)) is None:
@@ -328,18 +328,18 @@ class Supervisor:
 
     async def _end(self, end: do.EndJob) -> Outcome:
         """End all processes of the job and write its result, unless the job continues after a requeue."""
-        goes_on = end.outcome is JobOutcome.STOPPED
+        continues = goes_on(end.outcome)
         left = [node for node in self._cluster.nodes if not self._links.has(node)]
         checkpoint, name = self._spec.checkpoint, end.outcome
         if name is JobOutcome.DONE and checkpoint is not None and is_unsaved(self._history.status(), checkpoint.lower):
             name = JobOutcome.UNSAVED
         outcome = self._outcome(name, end.step, self._full_reason(end))
-        for node in self._links.nodes:
-            self._links.dismiss(node, forget=not goes_on or node not in self._cluster.nodes)
+        for node, forget in dismissals(end.outcome, self._cluster.nodes, self._links.nodes).items():
+            self._links.dismiss(node, forget=forget)
         await self._links.close()
         await self._processes.close()
         await self._cluster.close()
-        if not goes_on:
+        if not continues:
             fields = {"outcome": outcome.name, "reason": outcome.reason, "step": outcome.step}
             event = self._recorder.add("job_end", **fields, seconds=outcome.seconds)
             _log_event(event)
@@ -349,9 +349,9 @@ class Supervisor:
         await self._recorder.settled()
         await self._written(self._events.flush)
         await self._cluster.end_allocations()
-        if not goes_on:
+        if not continues:
             await self._cluster.forget(left)
-        await asyncio.to_thread(self._cluster.await_requeue if goes_on else self._cluster.end_job)
+        await asyncio.to_thread(self._cluster.await_requeue if continues else self._cluster.end_job)
         return outcome
 
     async def _written(self, write: Callable[[], None]) -> None:
@@ -400,12 +400,6 @@ class Supervisor:
         self._links.abort()
         self._cluster.let_go()
         return self._outcome(JobOutcome.SUPERSEDED, None, why)
-
-    def _has_begun(self, events: Sequence[Event]) -> bool:
-        """Whether the events are of this start. A supervisor may be lost before it has recorded that Slurm started it
-        again; the nodes and runners in the record are then those of the start before."""
-        starts = [event.get("restart_count", 0) for event in events if event["event"] == "job_start"]
-        return bool(starts) and starts[-1] == self._cluster.restart_count
 
     def _node_taken_over_from(self) -> str | None:
         """The node of the previous supervisor; None if that was this node, or if there was none."""

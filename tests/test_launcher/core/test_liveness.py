@@ -18,6 +18,7 @@ from launcher.core.liveness import (
     Liveness,
     Peer,
     Promote,
+    may_be_cut_off,
 )
 
 
@@ -176,3 +177,9 @@ def test_nothing_is_lost_once_the_job_ends() -> None:
     bench = Bench(3)
     bench.liveness.close()
     assert bench.closes("n1") == [Forget(node="n1")]
+
+
+def test_a_host_that_reaches_none_of_several_others_may_be_cut_off_itself() -> None:
+    assert may_be_cut_off(("n1", "n2", "n3"), "n1", {"n2", "n3"})
+    assert not may_be_cut_off(("n1", "n2", "n3"), "n1", {"n2"})
+    assert not may_be_cut_off(("n1", "n2"), "n1", {"n2"}), "one node says nothing of us"
