@@ -240,6 +240,12 @@ def _allocations_seen(its: Decided, message: given.AllocationsSeen) -> Iterator[
         elif booster.phase is BoosterPhase.RUNNING and was.phase is BoosterPhase.QUEUED:
             yield f"{was.allocation} is in the queue, and runs"
 
+    there = {name for name, state in message.states.items() if state is not given.AllocationState.ENDED}
+    unknown = there - {each.allocation for each in its.before.boosters} if not its.before.asking.is_asked else set()
+    ended = {command.allocation for command in its.todo if type(command) is do.EndAllocation}
+    for allocation in unknown - ended:
+        yield f"nobody has asked for {allocation}, and it goes on"
+
 
 def _terminated(its: Decided, message: given.Terminated) -> Iterator[str]:
     before, after = its.before, its.after

@@ -179,7 +179,8 @@ class Boosters:
 
     def seen(self, driver: Driver) -> AllocationsSeen:
         """The answer to a supervisor's question."""
-        jobs = [self.jobs[each.allocation] for each in driver.state.boosters]
+        known = {each.allocation for each in driver.state.boosters}
+        jobs = [job for job in self.jobs.values() if job.id in known or job.state is not AllocationState.ENDED]
         states = {job.id: job.seen for job in jobs}
         return AllocationsSeen(
             states=states,

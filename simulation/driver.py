@@ -185,7 +185,7 @@ class Driver:
         """Asks how they stand, again and again."""
         if self.is_alive and not self.is_done:
             self.world.clock.after(LOOK_S, self._look_at_boosters)
-            if self.state.boosters and self.is_awake and self.world.slurm.is_answering:
+            if self.world.boosters.jobs and self.is_awake and self.world.slurm.is_answering:
                 self.world.slurm.ask(self, lambda error: self.world.boosters.seen(self))
 
     def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> JobFacts:

@@ -370,6 +370,8 @@ def _allocations_seen(rng: random.Random, state: State) -> Any:
             found = rng.choice((*given.AllocationState,) if is_queued else _LATER_STATES)
         states[each.allocation] = found
         reasons[each.allocation] = rng.choice(("CANCELLED by 0", "NODE_FAIL"))
+    if rng.random() < 0.3:
+        states["777"] = given.AllocationState.QUEUED
     return given.AllocationsSeen(states=states, reasons=reasons)
 
 

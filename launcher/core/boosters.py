@@ -168,6 +168,16 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
             _on_queued(turn, booster, reason)
         elif state is AllocationState.RUNNING and booster.running_s is None:
             turn.put_booster(replace(booster, phase=BoosterPhase.RUNNING, running_s=turn.now_s))
+    if not turn.state.asking.is_asked:  # else an unknown one may be the requested one
+        _end_unknown(turn, given)
+
+
+def _end_unknown(turn: Turn, given: AllocationsSeen) -> None:
+    """Ends the run's boosters that no event names: of an earlier start, or submitted by a supervisor that was killed
+    before it recorded them, or in spite of the scheduler's error."""
+    for allocation, state in given.states.items():
+        if state is not AllocationState.ENDED and turn.booster(allocation) is None:
+            turn.do(EndAllocation(allocation=allocation))
 
 
 def _on_queued(turn: Turn, booster: Booster, reason: str) -> None:

@@ -457,10 +457,10 @@ class AllocationAsked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationsSeen:
-    """The state of the boosters in `State.boosters`. The driver asks every 10 s while there are any.
+    """The state of the boosters. The driver asks every 10 s while there are any.
 
     Attributes:
-        states: by allocation, without those of which nothing is known.
+        states: by allocation: of all boosters of the run that the scheduler has, and of those that it has forgotten.
         reasons: why each is queued or how it ended, in the scheduler's words.
         nodes: the nodes of each that runs or has run.
         failed: those that have ended with an error of their own.

@@ -1,7 +1,7 @@
 """The boosters of a run on Slurm: further jobs, which Slurm may preempt one by one.
 
-All boosters of a run have the same job name. By this name a supervisor finds and ends boosters that an earlier
-supervisor has submitted and not recorded, because it was killed after sbatch's answer.
+All boosters of a run have the same job name. By this name a supervisor finds boosters that an earlier supervisor has
+submitted and not recorded, because it was killed after sbatch's answer. The core ends them.
 """
 
 from __future__ import annotations
@@ -99,18 +99,14 @@ class SlurmBoosters:
         return batch_script(options, ["trap '' USR1 USR2", f"exec {command}"])
 
     def seen(self, known: Collection[str]) -> dict[str, SeenAllocation]:
-        """What Slurm says about the known boosters. Other boosters of this run are ended.
+        """What Slurm says about the boosters of this run, and about the known ones that it has forgotten.
 
         Raises:
             SlurmError: Slurm does not answer.
         """
-        found = self._slurm.jobs_named(self.name)
-        for number, job in found.items():
-            if number not in known and _state(job) is not AllocationState.ENDED:
-                self._slurm.cancel(number)
         gone = NamedJob(state="GONE", reason="Slurm has forgotten it")
-        stand = {number: found.get(number, gone) for number in known}
-        return {number: self._seen(number, job) for number, job in stand.items()}
+        found = dict.fromkeys(known, gone) | self._slurm.jobs_named(self.name)
+        return {number: self._seen(number, job) for number, job in found.items()}
 
     def why_terminated(self, number: str) -> str:
         """Why Slurm has sent a SIGTERM to a booster.

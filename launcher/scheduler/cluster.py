@@ -134,7 +134,7 @@ class Cluster(Protocol):
         """
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
-        """What the scheduler says about the known boosters. Other boosters of this run are ended.
+        """What the scheduler says about the boosters of this run, and about the known ones that it has forgotten.
 
         Raises:
             SlurmError: the scheduler does not answer.

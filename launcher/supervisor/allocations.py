@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from holdfast.base.deadlines import within
 from launcher.core.commands import AskAllocation, EndAllocation
@@ -39,26 +38,22 @@ class Allocations:
         self._put = put
         self.environment: Mapping[str, str] = {}
         self._known: set[str] = set()  # boosters that have not ended yet
-        self._ended: set[str] = set()  # those of them that are to end
-        self._one = asyncio.Lock()  # _look() ends unknown boosters, so it must not run during a submission
-        self._is_unasked = False  # whether there may be a booster whose id is not known
+        self._may_be_more = False  # whether there may be boosters whose ids are not known
         self._wake = asyncio.Event()
 
     async def follow(self, known: Iterable[str]) -> None:
         """Observe the boosters while the job runs.
 
         Args:
-            known: boosters of this start of the job that an earlier supervisor has recorded. Other boosters of the run
-                are ended: they are of an earlier start, or of a supervisor that was killed before it recorded them.
+            known: boosters of this start of the job that an earlier supervisor has recorded.
         """
         self._known |= {*known}
-        self._is_unasked = True
+        self._may_be_more = True
         while True:
             self._wake.clear()
-            async with self._one:
-                await self._look()
+            await self._look()
             with contextlib.suppress(asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
-                await within(LOOK_S if self._known or self._is_unasked else None, self._wake.wait())
+                await within(LOOK_S if self._known or self._may_be_more else None, self._wake.wait())
 
     async def explained(self, given: Terminated, state: State) -> Terminated:
         """A booster's SIGTERM with Slurm's reason for it, if Slurm answers at once. Others are returned as they are."""
@@ -75,17 +70,16 @@ class Allocations:
 
     async def ask(self, command: AskAllocation) -> None:
         """Submit a booster."""
-        async with self._one:
-            is_followed = bool(self._known or self._is_unasked)
-            try:
-                allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
-            except (LauncherError, SlurmError, OSError) as error:
-                log.warning("cannot submit a booster: %s", error)
-                self._is_unasked = True
-                self._put(AllocationAsked(allocation=None, error=str(error)))
-            else:
-                self._known.add(allocation)
-                self._put(AllocationAsked(allocation=allocation))
+        is_followed = bool(self._known or self._may_be_more)
+        try:
+            allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
+        except (LauncherError, SlurmError, OSError) as error:
+            log.warning("cannot submit a booster: %s", error)
+            self._may_be_more = True
+            self._put(AllocationAsked(allocation=None, error=str(error)))
+        else:
+            self._known.add(allocation)
+            self._put(AllocationAsked(allocation=allocation))
         if not is_followed:
             self._wake.set()
 
@@ -95,27 +89,25 @@ class Allocations:
             self._wake.set()
 
     async def end(self, command: EndAllocation) -> None:
-        """End a booster. If the scheduler does not answer, `follow` tries again."""
-        async with self._one:
-            self._ended.add(command.allocation)
-            try:
-                await self._cluster.end_allocation(command.allocation)
-            except SlurmError as error:
-                log.warning("cannot end booster %s yet: %s", command.allocation, error)
+        """End a booster."""
+        try:
+            await self._cluster.end_allocation(command.allocation)
+        except SlurmError as error:  # the core orders it again when it is seen again
+            log.warning("cannot end booster %s yet: %s", command.allocation, error)
 
     async def _look(self) -> None:
-        if not self._known and not self._is_unasked:
+        if not self._known and not self._may_be_more:
             return
+        known, self._may_be_more = {*self._known}, False
         try:
-            seen = await self._cluster.allocations(self._known)
-            for allocation in self._ended & self._known:
-                if seen[allocation][0] is not AllocationState.ENDED:
-                    await self._cluster.end_allocation(allocation)
+            seen = await self._cluster.allocations(known)
         except SlurmError as error:
             log.warning("cannot get the state of the boosters: %s", error)
+            self._may_be_more = True
             return
-        self._is_unasked = False
-        self._known -= {allocation for allocation, each in seen.items() if each.state is AllocationState.ENDED}
+        ended = {allocation for allocation, each in seen.items() if each.state is AllocationState.ENDED}
+        self._known -= ended
+        self._may_be_more |= not seen.keys() <= self._known | ended
         if seen:
             self._put(
                 AllocationsSeen(
@@ -125,16 +117,3 @@ class Allocations:
                     failed=frozenset(name for name, each in seen.items() if each.has_failed),
                 )
             )
-
-
-def recorded(events: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The boosters of the job's newest start that have not ended, from its events."""
-    known: set[str] = set()
-    for event in events:
-        if event["event"] == "job_start":
-            known.clear()
-        elif event["event"] == "booster_asked":
-            known.add(event["allocation"])
-        elif event["event"] == "booster_end":
-            known.discard(event["allocation"])
-    return known

@@ -39,7 +39,7 @@ from launcher.job.stop_request import StopRequest
 from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import newest
 from launcher.scheduler.cluster import Cluster
-from launcher.supervisor.allocations import Allocations, recorded
+from launcher.supervisor.allocations import Allocations
 from launcher.supervisor.drains import follow_drains
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts
@@ -170,8 +170,6 @@ class Supervisor:
                 self._epoch_s += event["time"] - self._now_s()
         self._spawn(self._leadership.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
         self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
-        if self._spec.most_boosters:
-            self._spawn(self._allocations.follow(recorded(earlier_events) if self._take_over is not None else ()))
         self._spawn(follow_drains(self._cluster, lambda: self._links.nodes, self._inbox.put_nowait))
         if self._spec.progress is not None:
             put = self._inbox.put_nowait
@@ -188,6 +186,8 @@ class Supervisor:
             is_take_over=self._take_over is not None and has_begun(earlier_events, self._cluster.restart_count),
         )
         state, commands = begin(job, earlier_events, self._now_s())
+        if self._spec.most_boosters:
+            self._spawn(self._allocations.follow(each.allocation for each in state.boosters if not each.has_ended))
         while (end := self._perform(state, commands)) is None:
             given = await self._inbox.get()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)

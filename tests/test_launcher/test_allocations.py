@@ -14,7 +14,7 @@ from launcher.core.members import Member, Members
 from launcher.core.state import Booster, BoosterPhase, JobFacts, State
 from launcher.scheduler.cluster import SeenAllocation
 from launcher.supervisor import allocations as allocations_module
-from launcher.supervisor.allocations import Allocations, recorded
+from launcher.supervisor.allocations import Allocations
 from slurm import SlurmError
 
 QUEUED, RUNNING, ENDED = AllocationState.QUEUED, AllocationState.RUNNING, AllocationState.ENDED
@@ -23,7 +23,7 @@ DEADLINE_S = 20.0
 
 
 class Scheduler:
-    """A scheduler's boosters: id -> state. What is not among those asked about is ended, as the contract says."""
+    """A scheduler's boosters: id -> state."""
 
     def __init__(self, **states: AllocationState) -> None:
         self.states = dict(states)
@@ -45,9 +45,7 @@ class Scheduler:
         if self.is_silent:
             raise SlurmError("no answer within 30 s")
         self.looks.append({*known})
-        for name in self.states.keys() - {*known}:
-            self.states[name] = ENDED
-        return {name: SeenAllocation(self.states[name], "why") for name in known}
+        return {name: SeenAllocation(self.states.get(name, ENDED), "why") for name in {*known, *self.states}}
 
     async def end_allocation(self, name: str) -> None:
         if self.is_silent:
@@ -83,37 +81,23 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_those_that_an_earlier_supervisor_could_not_record_are_ended() -> None:
+def test_those_that_an_earlier_supervisor_could_not_record_are_reported_until_they_have_ended() -> None:
     async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
-        assert await inbox.get() == AllocationsSeen(states={"b1": RUNNING}, reasons={"b1": "why"})
-        assert scheduler.states == {"b1": RUNNING, "b2": ENDED}
+        for _ in range(2):
+            assert await inbox.get() == AllocationsSeen(states={"b2": QUEUED}, reasons={"b2": "why"})
+        await allocations.end(EndAllocation(allocation="b2"))
+        await until(lambda: not inbox.empty() and inbox.get_nowait().states == {"b2": ENDED})
 
-    play(scene, "b1", b1=RUNNING, b2=QUEUED)
-
-
-def test_one_that_is_just_being_asked_for_is_nobody_elses() -> None:
-    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
-        await until(lambda: scheduler.looks)
-        scheduler.answers.clear()
-        asking = asyncio.create_task(allocations.ask(ASK))
-        await until(lambda: scheduler.states)
-        looks = len(scheduler.looks)
-        scheduler.answers.set()
-        await asking
-        assert await inbox.get() == AllocationAsked(allocation="b1")
-        assert await inbox.get() == AllocationsSeen(states={"b1": QUEUED}, reasons={"b1": "why"})
-        assert scheduler.looks[looks:][0] == {"b1"} and scheduler.states == {"b1": QUEUED}
-
-    play(scene)
+    play(scene, b2=QUEUED)
 
 
-def test_one_that_the_scheduler_has_in_spite_of_its_error_is_ended() -> None:
+def test_one_that_the_scheduler_has_in_spite_of_its_error_is_reported() -> None:
     async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
         await until(lambda: scheduler.looks)
         scheduler.refuses = True
         await allocations.ask(ASK)
         assert await inbox.get() == AllocationAsked(allocation=None, error="no answer within 30 s")
-        await until(lambda: scheduler.states == {"b1": ENDED})
+        assert await inbox.get() == AllocationsSeen(states={"b1": QUEUED}, reasons={"b1": "why"})
 
     play(scene)
 
@@ -133,14 +117,15 @@ def test_one_whose_runner_comes_is_looked_at_at_once(monkeypatch: pytest.MonkeyP
     play(scene, "b1", b1=RUNNING)
 
 
-def test_an_end_that_the_scheduler_did_not_hear_of_is_asked_again() -> None:
+def test_one_whose_end_the_scheduler_did_not_hear_of_is_reported_again() -> None:
     async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
         await inbox.get()
         scheduler.is_silent = True
         await allocations.end(EndAllocation(allocation="b1"))
         assert scheduler.states == {"b1": RUNNING}
         scheduler.is_silent = False
-        await until(lambda: scheduler.states == {"b1": ENDED})
+        seen = await inbox.get()  # upon which the core orders it again
+        assert seen == AllocationsSeen(states={"b1": RUNNING}, reasons={"b1": "why"})
 
     play(scene, "b1", b1=RUNNING)
 
@@ -156,12 +141,6 @@ def test_nobody_is_asked_while_there_are_none() -> None:
         assert scheduler.looks[looks:][0] == {"b2"}
 
     play(scene, "b1", b1=ENDED)
-
-
-def test_recorded_are_those_of_the_newest_start_that_have_not_ended() -> None:
-    asked = [{"event": "booster_asked", "allocation": name} for name in ("7", "8", "9")]
-    ended = {"event": "booster_end", "allocation": "8"}
-    assert recorded([asked[0], {"event": "job_start"}, *asked[1:], ended]) == {"9"}
 
 
 def test_a_boosters_sigterm_comes_with_slurms_reason_and_without_it_if_slurm_does_not_answer() -> None:

@@ -637,6 +637,19 @@ def test_a_node_that_is_out_does_not_join() -> None:
     assert do.EndAllocation(allocation="b3") in play.all(do.EndAllocation)
 
 
+def test_a_booster_of_the_run_that_no_event_names_is_ended_unless_it_may_be_the_requested_one() -> None:
+    play = Play(make_elastic())
+    play.silent.add(do.AskAllocation)
+    play.run()
+    seen = AllocationsSeen(states={"b7": AllocationState.QUEUED, "b6": AllocationState.ENDED})
+    play.give(seen)
+    assert not play.all(do.EndAllocation), "it may be the answer that is on its way"
+    play.silent.remove(do.AskAllocation)
+    play.give(inputs.AllocationAsked(allocation="b8"), seen)
+    assert do.EndAllocation(allocation="b7") in play.all(do.EndAllocation)
+    assert {each.allocation for each in play.all(do.EndAllocation)} == {"b7"}
+
+
 # Losses.
 
 
