@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from launcher.clusters.slurm.cluster import CUT_OFF_S
 from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.state import ElasticLimits, JobFacts, RestartLimits, State
 from launcher.leadership.requeue import ASK_AGAIN_S, TIMEOUT_S
-from launcher.scheduler.slurm import CUT_OFF_S
 from launcher.supervisor.drains import LOOK_S as DRAINS_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S

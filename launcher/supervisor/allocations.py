@@ -68,8 +68,8 @@ class Allocations:
             return given
         try:
             why = await within(_EXPLAIN_S, self._cluster.why_terminated_booster(booster.allocation))
-        except (TimeoutError, SlurmError) as error:
-            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "Slurm is slow")
+        except (TimeoutError, LauncherError, SlurmError) as error:
+            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "the scheduler is slow")
             return given
         return replace(given, why=why)
 
@@ -100,7 +100,7 @@ class Allocations:
             self._ended.add(command.allocation)
             try:
                 await self._cluster.end_allocation(command.allocation)
-            except SlurmError as error:
+            except (LauncherError, SlurmError) as error:
                 log.warning("cannot end booster %s yet: %s", command.allocation, error)
 
     async def _look(self) -> None:
@@ -111,7 +111,7 @@ class Allocations:
             for allocation in self._ended & self._known:
                 if seen[allocation][0] is not AllocationState.ENDED:
                     await self._cluster.end_allocation(allocation)
-        except SlurmError as error:
+        except (LauncherError, SlurmError) as error:
             log.warning("cannot get the state of the boosters: %s", error)
             return
         self._is_unasked = False
