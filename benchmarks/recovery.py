@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT / "tests" / "flows"))
 from main_job import SCRIPT, Watch, main_job, main_job_file  # noqa: E402  the flow tests' own job
 
 from launcher import Executor  # noqa: E402
+from launcher.clusters.local.cluster import kill_node  # noqa: E402
 from launcher.history.recovery import Recovery, cold_start_s, recoveries  # noqa: E402
-from launcher.scheduler.local import kill_node  # noqa: E402
 from slurm.testbed import TestbedError, TestCluster  # noqa: E402
 
 LOSE_AFTER_STEP = 30

@@ -26,12 +26,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.local.cluster import LocalCluster
 from launcher.connections.channel import Channel, ChannelError, connect
 from launcher.history.events import EventLog, read_events
 from launcher.job.jobfile import JobSpec
 from launcher.leadership.terms import Term, claim, newest
 from launcher.runner.runner import HEARTBEAT_S
-from launcher.scheduler.local import LocalCluster
 from launcher.supervisor.folder import make_folders, prepare, read_secret
 from launcher.supervisor.supervisor import Supervisor
 

@@ -3,14 +3,15 @@
     cli/           the `holdfast` command
     screen/        the screens of `status --watch` and `top`, and the dashboard for a browser
     job/           what a job is: its file, its ids, where it is found, what its user asks of it
-    submission/    submitit's executor; submits a job to Slurm or to the local cluster, or runs it inside a Slurm job
+    submission/    submitit's executor; submits and controls jobs, or runs one inside a job of another tool
     doctor/        checks whether a job will run here
     supervisor/    drives the decision core: one per job
     diagnosis/     why an attempt hung or failed: rank, class, domain, proof, advice
     core/          decides: state and input in, state and commands out
     leadership/    chooses the supervisor of a job, by terms and a lease; its requeue
     connections/   authenticated connections between the hosts of a job
-    scheduler/     starts runners and agents, on Slurm or on this machine
+    scheduler/     what the launcher asks of a scheduler: interfaces, and the table of the schedulers
+    clusters/      the schedulers: Slurm, and this machine alone
     runner/        one per node: heartbeat, warm process, workers
     history/       events.jsonl, the only record of a job, its readers, and how a job ends
     env/           the environment of a job's processes: lint, fabric, containers, failure domains

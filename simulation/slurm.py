@@ -321,8 +321,8 @@ class Slurm:
         return found
 
     def why_terminated(self, error: str | None) -> StopReason:
-        """As launcher.scheduler.slurm: a job past its time limit, or whose script failed, is COMPLETING, as a cancelled
-        one."""
+        """As launcher.clusters.slurm.cluster: a job past its time limit, or whose script failed, is COMPLETING, as a
+        cancelled one."""
         if error is not None:
             return StopReason.PREEMPTED
         return StopReason.CANCEL if self.why in ("timeout", "failed") else StopReason(self.why)

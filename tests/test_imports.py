@@ -163,7 +163,7 @@ LIVE_ON = {  # modules that start a process which lives on beside theirs, or rep
     "ckpt/worker/standalone/memory_dir.py", "slurm/testbed/machine.py", "slurm/testbed/namespaces.py",
     "launcher/leadership/succession.py", "launcher/observer/start.py", "launcher/runner/agent_template.py",
     "launcher/runner/script.py", "launcher/runner/warm.py", "launcher/runner/workers.py",
-    "launcher/scheduler/booster.py", "launcher/scheduler/child_process.py", "launcher/submission/local.py",
+    "launcher/clusters/slurm/booster.py", "launcher/clusters/child_process.py", "launcher/clusters/local/submission.py",
 }  # fmt: skip
 _LIVES_ON = re.compile(r"\b(?:Popen\(|create_subprocess_\w+\(|posix_spawn|os\.exec[lv]\w*\()")
 _ENDS = re.compile(r"\b(?:subprocess\.(?:run|call|check_call|check_output|getoutput)|os\.(?:system|popen))\(")

@@ -18,7 +18,7 @@ ROWS = _ROW.findall(PAGE)
 
 # Packages whose limits a user meets, and the constants below them that no user meets: how often a loop looks, and
 # limits within another limit.
-WATCHED = ("core", "connections", "leadership", "runner", "scheduler")
+WATCHED = ("core", "connections", "leadership", "runner", "clusters")
 _INTERVAL = re.compile(
     r"(POLL|LOOKS?|AGAIN|PAUSE|EVERY|TICK|SAMPLE|RECONNECT|HEARTBEAT|RENEW|ROUND|INTERVAL)(_AFTER)?_S$"
 )
@@ -27,10 +27,12 @@ INNER = {
     "connections.listener:_NO_DESCRIPTOR_S", "core.attempt:PREDECESSOR_S", 
     "core.nodes:READ_S", "core.requests:SHORT_S", "leadership.lease:_CHECK_S", "leadership.succession:MEETING_S",
     "leadership.succession:_READ_TIMEOUT_S", "runner.activity:_TICKS_PER_S", "runner.runner:_SECRET_TIMEOUT_S",
-    "runner.stacks:_SETTLED_S", "runner.warm:_EXIT_BARRIER_S", "scheduler.boosters:_WARNED_S",
-    "scheduler.local:_CLOSE_TIMEOUT_S", "scheduler.local:_KILL_NODE_TIMEOUT_S", "scheduler.slurm:_CLOSE_TIMEOUT_S",
-    "scheduler.slurm:_FORGET_TIMEOUT_S", "scheduler.slurm:_REGISTERING_S", "scheduler.slurm:_REQUEUED_S",
-    "scheduler.slurm:_SCRIPT_ENDS_S",
+    "runner.stacks:_SETTLED_S", "runner.warm:_EXIT_BARRIER_S", "clusters.slurm.boosters:_WARNED_S",
+    "clusters.local.cluster:_CLOSE_TIMEOUT_S", "clusters.local.cluster:_KILL_NODE_TIMEOUT_S",
+    "clusters.slurm.cluster:_CLOSE_TIMEOUT_S", "clusters.slurm.cluster:_FORGET_TIMEOUT_S",
+    "clusters.slurm.cluster:_REGISTERING_S", "clusters.slurm.cluster:_REQUEUED_S",
+    "clusters.slurm.cluster:_SCRIPT_ENDS_S", "clusters.slurm.checks:_STAT_S",
+    "clusters.slurm.submission:_RELEASE_DEADLINE_S",
 }  # fmt: skip
 
 

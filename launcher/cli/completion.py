@@ -73,7 +73,9 @@ def states(ctx: Any) -> Iterable[Completion]:
 @_completion
 def clusters(ctx: Any) -> Iterable[Completion]:
     """Where a job can run."""
-    return (("slurm", "this Slurm cluster"), ("local", "this machine"))
+    from launcher.scheduler import SCHEDULERS
+
+    return ((name, each.words) for name, each in SCHEDULERS.items())
 
 
 def _job(ctx: Any) -> Any:

@@ -27,7 +27,7 @@ from launcher.history.view import duration, event_line, standing
 from launcher.history.wording import plural, state_style
 from launcher.job.registry import KnownJob
 from launcher.job.supervisor_process import Process
-from launcher.submission.job_control import last_words
+from launcher.submission.logs import last_words
 
 _POLL_S = 0.1
 _REPORT_EVERY_S = 10.0  # between two lines with the step, if the output is not a terminal

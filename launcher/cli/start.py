@@ -111,8 +111,9 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
     """
     from launcher.job import gpus
     from launcher.job.jobfile import load_job
+    from launcher.scheduler import scheduler
 
-    auto = gpus.of_this_machine if cluster == "local" else gpus.not_here
+    auto = gpus.of_this_machine if scheduler(cluster).is_this_machine else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
     options = _flag_values(flags)
     if decisive := {name: options[name] for name in ("gres", "chdir") if options.get(name)}:
@@ -126,7 +127,7 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
 def _flag_values(flags: Sequence[str]) -> dict[str, str]:
     if not flags:
         return {}
-    from launcher.submission.slurm import flag_values
+    from launcher.clusters.slurm.submission import flag_values
 
     return flag_values(flags)
 
@@ -143,8 +144,8 @@ def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask:
     """Prints the sbatch script, or Slurm's answer to --test-only."""
     import shlex
 
+    from launcher.clusters.slurm.submission import sbatch_script, sbatch_test
     from launcher.errors import UsageError
-    from launcher.submission.executor import sbatch_script, sbatch_test
 
     if cluster != "slurm":
         option = "--test-only" if ask else "--dry-run"

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ckpt import CheckpointError, check_shared
+from launcher.clusters.local.cluster import require_mpirun
+from launcher.clusters.mpirun import find_mpirun
 from launcher.doctor.boosters import judge_boosters
 from launcher.doctor.node import finding_of
 from launcher.doctor.slurm_settings import judge_export, judge_settings
 from launcher.errors import LauncherError
 from launcher.job.jobfile import JobSpec
 from launcher.runner.port import PORTS
-from launcher.scheduler.local import require_mpirun
-from launcher.scheduler.mpirun import find_mpirun
 from lifecycle import Finding, Status
 from slurm import Slurm, SlurmError
 from slurm.command import CommandError, CommandRunner, run

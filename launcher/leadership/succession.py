@@ -12,10 +12,11 @@ from pathlib import Path
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.disk_read import DiskRead
 from holdfast.base.processes import die_with_parent
-from launcher.errors import LauncherError, NoAnswer
-from launcher.leadership.requeue import requeue, until_answered
+from launcher.errors import LauncherError
+from launcher.leadership.requeue import until_answered
 from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, newest
-from slurm import JobEnvironment, Slurm, SlurmError
+from launcher.scheduler import scheduler_of
+from slurm import SlurmError
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,6 @@ STAGGER_S = 2.0  # between one candidate and the next: time for a standby to sta
 MEETING_S = 1.0  # time to connect to a supervisor whose term has just begun
 _READ_TIMEOUT_S = 0.5  # the terms' file system may hang
 MAX_TURN = 8  # later candidates do not wait longer: any number of them can safely claim a term at once
-# Variables of the step of this runner. A standby does not get them, because a supervisor starts its own steps.
-_STEP_VARIABLES = ("SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
-                   "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN", "SLURM_LAUNCH", "SLURM_UMASK", "PMI")  # fmt: skip
 
 
 class Succession:
@@ -33,10 +31,12 @@ class Succession:
 
     Args:
         job_dir: the job's folder.
+        run_id: the id of its run.
     """
 
-    def __init__(self, job_dir: Path) -> None:
+    def __init__(self, job_dir: Path, run_id: str) -> None:
         self._job_dir = job_dir
+        self._run_id = run_id
         self._terms = DiskRead(lambda: newest(job_dir), job_dir / "terms")
         self._ruling: Term | None = None
         self._is_unread = False  # whether the last attempt to read the terms failed
@@ -99,20 +99,22 @@ class Succession:
         self._lost_s = now_s  # if this standby fails, the next one starts after the same wait
         me = os.getpid()
         log.info("no supervisor: standing by for term %s", missed + 1)
+        of_the_step = scheduler_of(self._run_id).step_variables  # a supervisor starts its own steps
         self._standby = await asyncio.create_subprocess_exec(
             *(*PYTHON, "-m", "launcher.supervisor.standby", str(self._job_dir), str(missed)),
             "closed" if self._was_closed and missed == self.term else "silent",
-            env={name: value for name, value in os.environ.items() if not name.startswith(_STEP_VARIABLES)},
+            self._run_id,
+            env={name: value for name, value in os.environ.items() if not name.startswith(of_the_step)},
             stdin=asyncio.subprocess.PIPE,  # closed when the supervisor answers again
             start_new_session=True,
             preexec_fn=lambda: _outlive_signals(me),
         )
 
     async def abandon(self) -> None:
-        """Give the job back to Slurm, once it answers, because the job has no supervisor and will get none.
+        """Give the job back to the scheduler, once it answers, because the job has no supervisor and will get none.
 
-        The job is requeued. If Slurm refuses, or the outcome is written, it is cancelled. A node that is cut off does
-        not do this: it cannot reach Slurm, or it sees that the lease is renewed.
+        The job is requeued. If the scheduler refuses, or the outcome is written, it is cancelled. A node that is cut
+        off does not do this: it cannot reach the scheduler, or it sees that the lease is renewed.
         """
         try:
             await until_answered(self._hand_back)
@@ -129,28 +131,7 @@ class Succession:
         """Requeue or cancel the job. All runners do this at about the same time; later ones find it done."""
         if not self._is_lease_quiet():  # each time: this node may have been cut off since the last one
             return
-        us, slurm = JobEnvironment.from_env(os.environ), Slurm()
-
-        def is_ours() -> bool:
-            try:
-                job = slurm.job(us.reference)
-            except SlurmError as error:
-                raise NoAnswer(str(error)) from error
-            if job is None or job.restarts != us.restart_count:
-                return False
-            return job.state == "RUNNING" or job.has_lost_its_script
-
-        if not is_ours():
-            return
-        if not (self._job_dir / "result.json").exists():
-            try:
-                requeue(slurm, us.reference, us.restart_count)
-                return
-            except SlurmError as error:
-                if not is_ours():
-                    return
-                log.warning("the job has no supervisor and could not be requeued: %s; it is cancelled", error)
-        slurm.cancel(us.reference)
+        scheduler_of(self._run_id).hand_back(os.environ, is_over=(self._job_dir / "result.json").exists())
 
     def _is_lease_quiet(self) -> bool:
         """Watches the lease: whether no supervisor renews it."""

@@ -15,6 +15,7 @@ from ckpt.agent.process.launch import PYTHON
 from holdfast.base.environment import PREFIX
 from launcher.job.jobfile import JobSpec
 from launcher.observer.otlp import is_asked
+from launcher.scheduler import scheduler
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ def observed(spec: JobSpec, job_dir: Path, cluster: str) -> Iterator[None]:
 
 
 def _started(job_dir: Path, cluster: str) -> subprocess.Popen[bytes] | None:
-    job_id = os.environ.get("SLURM_JOB_ID", job_dir.name) if cluster == "slurm" else job_dir.name
+    place = scheduler(cluster).place(os.environ)
+    job_id = job_dir.name if place is None else place.allocation
     # With HOLDFAST_RUN_ID it would count as a process of the run, which has ended only without any.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     try:

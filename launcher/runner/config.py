@@ -10,6 +10,7 @@ from holdfast.base.environment import Variable
 from launcher.env import failure_domains
 from launcher.errors import UsageError
 from launcher.runner.memory import memory_of
+from launcher.scheduler import scheduler_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +57,18 @@ class RunnerConfig:
         host, _, port = env[Variable.SUPERVISOR].rpartition(":")
         if not port.isdecimal():
             raise UsageError(f"{Variable.SUPERVISOR}={env[Variable.SUPERVISOR]!r:.200}, expected HOST:PORT")
-        node = env.get(Variable.NODE) or env["SLURMD_NODENAME"]
         run_id, booster = env[Variable.RUN_ID], env.get(Variable.ALLOCATION)
+        place = scheduler_of(run_id).place(env)
         return cls(
             run_id=run_id,
-            node=node,
+            node=env[Variable.NODE] if place is None else place.node,
             ram_dir=Path(env.get(Variable.RAM_DIR) or memory_of(run_id, booster)),
             job_dir=Path(env[Variable.JOB_DIR]),
             host=host,
             port=int(port),
             parent_pid=int(env[Variable.SUPERVISOR_PID]) if Variable.SUPERVISOR_PID in env else None,
             restart_count=int(env[Variable.RESTART_COUNT]),
-            allocation=booster or env.get("SLURM_JOB_ID") or "local",
+            allocation=booster or ("local" if place is None else place.allocation),
             is_booster=booster is not None,
             machine_gpus=tuple(env[Variable.MACHINE_GPUS].split(",")) if Variable.MACHINE_GPUS in env else None,
             switches=failure_domains.from_environment(env),

@@ -27,7 +27,6 @@ from launcher.connections.messages import TO_RUNNER
 from launcher.core.liveness import SUSPECT_S
 from launcher.errors import LauncherError, UsageError
 from launcher.job.jobfile import JobSpec, read_job
-from launcher.job.run_liveness import verdict
 from launcher.leadership.succession import Succession
 from launcher.runner.attempt import NodeAttempt
 from launcher.runner.config import RunnerConfig
@@ -41,8 +40,8 @@ from launcher.runner.memory import (
 from launcher.runner.report_log import ReportLog
 from launcher.runner.step_signals import WARNINGS
 from launcher.runner.watch import LOOK_S
+from launcher.scheduler.run_liveness import liveness
 from lifecycle import HealthWatch, Status, preflight
-from slurm import Slurm
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Runner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
-        self._succession = Succession(config.job_dir)
+        self._succession = Succession(config.job_dir, config.run_id)
         secret = config.job_dir / "secret"
         self._secret_file = DiskRead(lambda: bytes.fromhex(secret.read_text()), secret)
         self._secret: bytes | None = None  # read once, because the file system may hang when a connection breaks
@@ -138,10 +137,9 @@ class Runner:
 
     async def _tidy(self) -> None:
         """Frees the memory of this user's ended jobs, if there are no hooks."""
-        slurm = Slurm()
 
         def has_ended(run_id: str) -> bool:
-            return verdict(run_id, slurm, os.environ)[0]
+            return liveness(run_id, os.environ).has_ended
 
         for run_id in await asyncio.to_thread(remove_ended, self._config.ram_dir, has_ended):
             log.info("memory of %s, which has ended: freed", run_id)

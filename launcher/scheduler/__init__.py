@@ -1,43 +1,62 @@
-"""Starts runners and ckpt agents, on Slurm or on this machine alone.
+"""What the launcher asks of a scheduler. Each scheduler is a package of `launcher.clusters`, and a row of SCHEDULERS.
 
-cluster.py        the interface
-slurm.py          inside a Slurm job: one srun step for the runners, one per attempt for the agents
-boosters.py       submits, observes and ends the boosters, which are further Slurm jobs of a run
-booster.py        the program of a booster's batch script: starts a runner on each of its nodes
-drained.py        why Slurm drains a node, in words
-srun_log.py       reads from srun's log on which nodes it could not start its tasks
-local.py          nodes as process groups on this machine; kill_node() kills one
-mpirun.py         finds mpirun
-child_process.py  a child process of the supervisor
+cluster.py       the interface of the nodes of a job, for its supervisor
+interface.py     the interface of everything else: submission, status, requeue, and whether a run still lives
+run_liveness.py  the program that says whether another run has ended
+
+Nothing imports a scheduler's package by name: `scheduler` loads it when it is first asked for. So packages below this
+one, such as the runner's, need not import what submits jobs.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.errors import UsageError
-from launcher.job.jobfile import JobSpec
-from launcher.scheduler.cluster import Cluster
+
+if TYPE_CHECKING:
+    from launcher.scheduler.interface import Scheduler
 
 
-def open_cluster(name: str, spec: JobSpec, job_dir: Path) -> Cluster:
-    """Make the `Cluster` of a job.
+class Registered(NamedTuple):
+    """A scheduler: the class that implements `Scheduler` as module:class, and its jobs' place in words."""
 
-    Args:
-        name: "slurm" (only inside a Slurm job) or "local".
-        spec: the job.
-        job_dir: its folder.
+    path: str
+    words: str
+
+
+SCHEDULERS: Mapping[str, Registered] = {
+    "slurm": Registered("launcher.clusters.slurm.scheduler:SlurmScheduler", "this Slurm cluster"),
+    "local": Registered("launcher.clusters.local.scheduler:LocalScheduler", "this machine"),
+}
+
+
+@cache
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of that name.
 
     Raises:
-        UsageError: the name is neither.
-        slurm.SlurmError: the name is "slurm", and this process is not in a Slurm job.
+        UsageError: there is none.
     """
-    if name == "local":
-        from launcher.scheduler.local import LocalCluster
+    if name not in SCHEDULERS:
+        raise UsageError(f"cluster: got {name!r}, expected one of {', '.join(SCHEDULERS)}")
+    module, _, of = SCHEDULERS[name].path.partition(":")
+    found: Scheduler = getattr(import_module(module), of)()
+    return found
 
-        return LocalCluster(spec, job_dir)
-    if name == "slurm":
-        from launcher.scheduler.slurm import SlurmCluster
 
-        return SlurmCluster(spec, job_dir)
-    raise UsageError(f"cluster: got {name!r}, expected slurm or local")
+def scheduler_of(run_id: str) -> Scheduler:
+    """The scheduler of a run, whose name is the first word of the run's id.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    return scheduler(run_id.partition("-")[0])
+
+
+def surrounding(env: Mapping[str, str]) -> Scheduler | None:
+    """The scheduler in one of whose jobs the process with this environment runs; None if it runs in none."""
+    return next((found for found in map(scheduler, SCHEDULERS) if found.place(env) is not None), None)

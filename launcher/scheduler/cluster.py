@@ -45,8 +45,10 @@ class Cluster(Protocol):
 
     The job's own allocation is the base. Boosters are further allocations, which start their runners themselves.
 
+    A method that does not get the scheduler's answer raises SlurmError on Slurm, LauncherError elsewhere.
+
     Attributes:
-        name: "slurm" or "local".
+        name: the scheduler's.
         run_id: the id of the run, the same through all requeues of the job.
         allocation: the id of the base.
         nodes: all nodes of the base in allocation order, including spares.

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.clusters.slurm.status import by_queue
 from launcher.core.outcomes import FINAL
 from launcher.history.status import JobStatus
 from launcher.history.stored import StatusReader
 from launcher.history.wording import plural
 from launcher.job.registry import KnownJob, is_job, job_of_folder
-from launcher.submission.job_control import by_events, by_queue
+from launcher.submission.job_control import by_events
 from slurm import Slurm, SlurmError
 from slurm.records import QueuedJob
 

@@ -1,8 +1,6 @@
 """Submits jobs, and controls submitted jobs.
 
 executor.py       submitit's executor; job.py: the job that it returns
-slurm.py          the submitit executor for Slurm, its job and the job's state
-local.py          the submitit executor for the local cluster, and its job
 in_allocation.py  runs a job inside an existing Slurm job, which another tool has submitted
 submitit_base.py  submitit's classes with public hooks: the one module that knows submitit's private names
 request.py        the file with the job's options, which the batch host reads, and its protection
@@ -10,5 +8,4 @@ batch.py          the program of the batch script: reads the request and supervi
 outcome.py        the outcome of a submitted job
 job_control.py    status, stop, scale and cancel of a submitted job
 logs.py           finds and prints the logs of ranks and nodes
-queue.py          the reason why a job waits in Slurm's queue
 """

@@ -8,7 +8,6 @@ job.result()
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -21,23 +20,16 @@ from typing import Any
 from submitit import Job
 
 from launcher.errors import UsageError
-from launcher.job import gpus, run_liveness
-from launcher.job.booster_checks import check_boosters
+from launcher.job import gpus
 from launcher.job.jobfile import JobSpec
 from launcher.job.module_names import check_modules
 from launcher.job.registry import KnownJob, remember
+from launcher.scheduler import run_liveness, scheduler
 from launcher.submission.in_allocation import run_here
-from launcher.submission.job import LocalJob, SlurmJob
-from launcher.submission.local import SupervisedLocalExecutor
-from launcher.submission.request import make_folder
-from launcher.submission.slurm import SupervisedSlurmExecutor
+from launcher.submission.request import make_folder, with_job_id
 from launcher.submission.submitit_base import DelayedSubmission, ExecutorBase, JobPaths
-from slurm.command import run
 
-_STAT_S = 30.0
 _log = logging.getLogger(__name__)
-_EXECUTORS = {"slurm": SupervisedSlurmExecutor, "local": SupervisedLocalExecutor}
-_JOBS = {"slurm": SlurmJob, "local": LocalJob}
 # update_parameters() names that describe the job itself -> the job file's names.
 _JOB_PARAMETERS = {
     "name": "name",
@@ -120,7 +112,7 @@ class Executor(ExecutorBase):
     Args:
         folder: the folder of each job's files. %j stands for the job's id and is added if it is missing. On Slurm the
             folder must be on a file system that all nodes share.
-        cluster: "slurm" or "local"; None: Slurm if srun is found, else local.
+        cluster: the scheduler's name, "slurm" or "local"; None: Slurm if srun is found, else local.
         kwargs: arguments of submitit's executors, prefixed by the cluster's name: slurm_python=...
 
     Raises:
@@ -129,16 +121,13 @@ class Executor(ExecutorBase):
 
     def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
         cluster = cluster or self.which()
-        if cluster not in _EXECUTORS:
-            raise UsageError(f"cluster: got {cluster!r}, expected one of {', '.join(_EXECUTORS)}")
-        folder = _with_job_id(folder)
+        self._scheduler = scheduler(cluster)
+        folder = with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))
         prefix = f"{cluster}_"
         own = {name.removeprefix(prefix): value for name, value in kwargs.items() if name.startswith(prefix)}
-        executor = _EXECUTORS[cluster](folder, **own)
-        executor.job_class = _JOBS[cluster]
         self._job_parameters: dict[str, Any] = {}
-        super().__init__(cluster, executor)
+        super().__init__(cluster, self._scheduler.executor(folder, **own))
 
     def is_taken(self, name: str, value: Any) -> bool:
         own = name.removeprefix(f"{self.cluster}_")
@@ -159,14 +148,14 @@ class Executor(ExecutorBase):
                 self.executor.use(spec)
                 self._check(spec)
                 requests.append(self.executor.request())
-            slurm_cluster = _cluster_name() if self.cluster == "slurm" else ""
+            cluster_name = self.executor.cluster_name()
             for _, numbered in itertools.groupby(enumerate(specs), key=lambda each: requests[each[0]]):
                 alike = [spec for _, spec in numbered]
                 self.executor.parameters = given
                 self.executor.use(alike[0])
                 submitted = self.executor.launch(alike)
                 for job, spec in zip(submitted, alike, strict=True):
-                    _remember(job, spec, self.cluster, slurm_cluster)
+                    _remember(job, spec, self.cluster, cluster_name)
                 jobs += submitted
         finally:
             self.executor.parameters = given
@@ -186,91 +175,18 @@ class Executor(ExecutorBase):
         mapping = self._job_parameters | job.mapping(*delayed.args)
         if gres and isinstance(mapping.get("slurm") or {}, Mapping):
             mapping["slurm"] = gres | (mapping.get("slurm") or {})
-        auto = gpus.of_this_machine if self.cluster == "local" else gpus.not_here
+        auto = gpus.of_this_machine if self._scheduler.is_this_machine else gpus.not_here
         return JobSpec.from_mapping(mapping, Path.cwd(), f"Torchrun({job.script!r})", auto_gpus=auto)
 
     def _check(self, spec: JobSpec) -> None:
         """Raises UsageError for a job that cannot work, before anything is submitted."""
         check_modules(spec, os.environ)
         if spec.checkpoint and spec.checkpoint.shared:
-            waits = self.cluster == "slurm" and any(map(self.executor.option, ("dependency", "begin")))
+            waits = self.executor.waits_for_others()
             _check_shared(spec.checkpoint.shared.path, spec.checkpoint.namespace, spec.name, waits=waits)
-        if self.cluster == "local" and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
+        if self._scheduler.is_this_machine and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
             _log.warning("%s", remark)
-        if self.cluster == "slurm":
-            check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self.executor.folder), spec)
-            partition = self.executor.option("partition")
-            check_partition(partition, spec)
-            check_boosters(spec, partition, self.executor.option("qos"))
-            _remark_on_gpus(partition, spec)
-
-
-def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """Show a submission to Slurm without submitting anything.
-
-    Returns:
-        The sbatch script, and the command line that would submit it (the script's name left out).
-    """
-    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
-    executor.use(spec)
-    return executor.script(), executor.sbatch_command()
-
-
-def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:
-    """Slurm's answer to `sbatch --test-only`: when and where the job would start.
-
-    Raises:
-        LauncherError: sbatch refuses the job.
-        UsageError: there is no sbatch.
-    """
-    executor = SupervisedSlurmExecutor(_with_job_id(folder), flags)
-    executor.use(spec)
-    return executor.test()
-
-
-def check_partition(names: str | None, spec: JobSpec) -> None:
-    """Check that the job's partition has enough nodes. Refuses nothing if Slurm does not answer: sbatch will decide.
-
-    Args:
-        names: the job's partition, or several, separated by commas; None for the site's default.
-        spec: the job.
-
-    Raises:
-        UsageError: no such partition has as many nodes as the job asks for.
-    """
-    from slurm import Slurm, SlurmError
-
-    try:
-        known = Slurm().partitions()
-    except SlurmError:
-        return
-    asked = [p for p in known if (p.name in names.split(",") if names else p.is_default)]
-    largest = max(asked, key=lambda partition: len(partition.nodes), default=None)
-    if largest is not None and len(largest.nodes) < spec.least_nodes:
-        raise UsageError(
-            f"nodes: got {spec.nodes} + {spec.spares} spares = {spec.most_nodes}, "
-            f"expected at most {len(largest.nodes)}, all that partition {largest.name} has; "
-            f"ask for fewer or choose another partition"
-        )
-
-
-def _remark_on_gpus(names: str | None, spec: JobSpec) -> None:
-    """Logs that the job leaves the GPUs of its partition alone. Says nothing if Slurm does not answer."""
-    from slurm import Slurm, SlurmError
-
-    if gpus.count(spec.gpus_per_node):
-        return
-    with contextlib.suppress(SlurmError):
-        if any(map(gpus.names_gpus, Slurm().gres(names))):
-            where = f"partition {names}" if names else "the partition"
-            _log.warning("%s has GPUs, none for the job: it trains on the CPU (see --gpus-per-node)", where)
-
-
-def _with_job_id(folder: Path | str) -> Path:
-    if "://" in str(folder):
-        raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
-    folder = Path(folder).expanduser()
-    return folder if "%j" in str(folder) else folder / "%j"
+        self.executor.check(spec)
 
 
 def _check_writable(folder: Path) -> None:
@@ -281,26 +197,6 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(f"{folder}: jobs cannot be kept here ({error.strerror}); choose another folder") from error
-
-
-def check_seen_by_nodes(folder: Path, spec: JobSpec) -> None:
-    """Check that the nodes of a Slurm job can see the folder of its files.
-
-    Raises:
-        UsageError: it is in this host's memory, and the job has other nodes.
-    """
-    from slurm import SlurmError
-
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        kind = run(["stat", "--file-system", "--format=%T", str(nearest)], timeout_s=_STAT_S).stdout.strip()
-    except SlurmError:
-        return  # not to be found out here
-    if spec.most_nodes > 1 and kind in ("tmpfs", "ramfs"):
-        raise UsageError(
-            f"{folder}: is in this host's memory ({kind}), expected a folder on a file system that all nodes share; "
-            "`holdfast doctor JOB.yaml` looks at it from a node"
-        )
 
 
 def _check_shared(path: str, namespace: str, name: str, *, waits: bool) -> None:
@@ -322,21 +218,11 @@ def _check_shared(path: str, namespace: str, name: str, *, waits: bool) -> None:
         raise UsageError(str(error)) from error
     if claim is not None and (why := claim.why_not_for(dataclasses.replace(claim, name=name, script=""))) is not None:
         raise UsageError(f"checkpoint.namespace: {namespace} in {path} {why}")
-    if claim is not None and not waits and (state := run_liveness.running(claim.run_id)):
+    if claim is not None and not waits and (found := run_liveness.liveness(claim.run_id, os.environ)).is_running:
         raise UsageError(
-            f"checkpoint.namespace: {namespace} is in use in the shared tier by {claim} ({state}); wait for its end, "
-            "cancel it, or choose another namespace; on Slurm, --dependency=afterany:JOB queues this job behind it"
+            f"checkpoint.namespace: {namespace} is in use in the shared tier by {claim} ({found.words}); wait for its "
+            "end, cancel it, or choose another namespace; on Slurm, --dependency=afterany:JOB queues this job behind it"
         )
-
-
-def _cluster_name() -> str:
-    """The Slurm cluster's name; "" if Slurm does not answer."""
-    from slurm import Slurm, SlurmError
-
-    try:
-        return Slurm().cluster_name()
-    except SlurmError:
-        return ""
 
 
 def _remember(job: Job[Any], spec: JobSpec, cluster: str, slurm_cluster: str) -> None:

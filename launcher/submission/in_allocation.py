@@ -26,9 +26,9 @@ from launcher.job import gpus
 from launcher.job.booster_checks import require_booster
 from launcher.job.jobfile import JobSpec
 from launcher.leadership.terms import newest
+from launcher.scheduler import surrounding
 from launcher.submission.outcome import settle
 from launcher.submission.submitit_base import JobPaths
-from slurm import JobEnvironment
 
 START_TIMEOUT_S = 120.0  # time for task 0 to start the supervisor, and for its outcome after it has ended
 _SILENCE_S = 30.0
@@ -44,7 +44,7 @@ class InsideJob:
     """The job in which this process runs (the outer job).
 
     Attributes:
-        cluster: "slurm" inside a Slurm job, else "local".
+        cluster: the scheduler in whose job the process is, else "local".
         nodes: number of nodes; None on the local cluster, which has any number of nodes.
         task: number of this task, from 0, among those that call the same function.
         folder: the folder of the outer job's files.
@@ -59,18 +59,20 @@ class InsideJob:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> InsideJob:
-        """Read the variables that submitit and Slurm have set."""
+        """Read the variables that submitit and the scheduler have set."""
         is_local_submitit = env.get("SUBMITIT_EXECUTOR") == "local" or "SUBMITIT_DEBUG_JOB_ID" in env
         job_id = env.get("SUBMITIT_LOCAL_JOB_ID") or env.get("SUBMITIT_DEBUG_JOB_ID") if is_local_submitit else None
-        nodes = None
-        task = int(env.get("SUBMITIT_LOCAL_GLOBALID", 0)) if is_local_submitit else int(env.get("SLURM_PROCID", 0))
-        in_slurm = "SLURM_JOB_ID" in env and not is_local_submitit
-        if in_slurm:
-            job = JobEnvironment.from_env(env)
-            job_id, nodes = job.reference, len(job.nodes)
+        nodes, task = None, int(env.get("SUBMITIT_LOCAL_GLOBALID", 0)) if is_local_submitit else 0
+        around = None if is_local_submitit else surrounding(env)
+        if around is not None and (place := around.place(env)) is not None:
+            job_id, nodes, task = place.job_id, len(place.nodes), place.task
         folder = JobPaths(env["SUBMITIT_FOLDER"], job_id=job_id).folder if "SUBMITIT_FOLDER" in env else Path("runs")
         return cls(
-            cluster="slurm" if in_slurm else "local", nodes=nodes, task=task, folder=folder.absolute(), job_id=job_id
+            cluster="local" if around is None else around.name,
+            nodes=nodes,
+            task=task,
+            folder=folder.absolute(),
+            job_id=job_id,
         )
 
 
@@ -89,9 +91,9 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
-    auto = gpus.of_the_allocation if place.cluster == "slurm" else gpus.of_this_machine
+    auto = gpus.of_this_machine if place.nodes is None else gpus.of_the_allocation
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source, auto_gpus=auto)
-    if place.cluster == "slurm":
+    if place.nodes is not None:
         require_booster(spec)
     elif place.task == 0 and (remark := gpus.remark(spec.gpus_per_node, spec.workers_per_node)):
         log.warning("%s", remark)

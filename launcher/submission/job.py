@@ -1,32 +1,39 @@
-"""The job that `Executor.submit` returns: submitit's, and what the verbs of `holdfast` do."""
+"""The job that `Executor.submit` returns: submitit's, and what the verbs of `holdfast` do.
+
+submitit's pickle files are neither written nor read.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
-from launcher.errors import UsageError
+from launcher.core.outcomes import JobOutcome
+from launcher.errors import JobFailed, UsageError
+from launcher.history.outcome import Outcome
 from launcher.history.status import JobStatus
+from launcher.job.jobfile import JobSpec
 from launcher.job.registry import KnownJob, find_job
 from launcher.submission.job_control import scale_job, status_now, stop_job
-from launcher.submission.local import SupervisedLocalJob
 from launcher.submission.logs import Selection, text_of
-from launcher.submission.slurm import SupervisedSlurmJob
+from launcher.submission.outcome import settle
+from launcher.submission.request import read_request
+from launcher.submission.submitit_base import DelayedSubmission, JobBase, UncompletedJobError
 
-if TYPE_CHECKING:
-    from launcher.submission.submitit_base import JobPaths
+_POLL_S = 0.5
 
 
-class _Verbs:
-    """status(), logs(), stop() and scale() do what the verbs of that name do.
+class SupervisedJob(JobBase):
+    """A job whose outcome is in its folder. status(), logs(), stop() and scale() do what the verbs of that name do."""
 
-    submitit gives a job of a batch its class later. Python allows that only if submitit's class is the first base.
-    """
+    def done(self, force_check: bool = False) -> bool:
+        """Whether the job has ended for good. A stopped job has not: it continues after its requeue."""
+        return self._outcome() is not None or super().done(force_check)
 
-    if TYPE_CHECKING:
-
-        @property
-        def paths(self) -> JobPaths: ...
+    def submission(self) -> DelayedSubmission:
+        """The submission, whose `function` is the JobSpec."""
+        folder = self.paths.folder
+        return DelayedSubmission(JobSpec.from_json(read_request(folder)))
 
     def status(self) -> JobStatus:
         """The job's state, nodes, steps, ETTR and last events, as `holdfast status JOB --json` prints them."""
@@ -93,17 +100,24 @@ class _Verbs:
         """
         return scale_job(self._known(), nodes)
 
+    def _outcome(self) -> Outcome | None:
+        outcome = Outcome.read(self.paths.folder)
+        return None if outcome is None or outcome.name is JobOutcome.STOPPED else outcome
+
+    def outcome_and_result(self, timeout_s: float) -> tuple[str, Any]:
+        deadline_s = time.monotonic() + timeout_s
+        while (outcome := self._outcome()) is None:
+            if time.monotonic() > deadline_s:
+                log = self.stderr() or super().stdout() or ""
+                raise UncompletedJobError(
+                    f"Job {self.job_id}: no result in {self.paths.folder} (state: {self.state}). Its log ends with:\n"
+                    + "\n".join(log.splitlines()[-40:])
+                )
+            time.sleep(_POLL_S)
+        try:
+            return "success", settle(str(read_request(self.paths.folder)["name"]), outcome)
+        except JobFailed as error:
+            return "error", str(error)
+
     def _known(self) -> KnownJob:
         return find_job(str(self.paths.folder))
-
-
-class LocalJob(SupervisedLocalJob, _Verbs):
-    """A job on the local cluster."""
-
-    stdout = _Verbs.stdout
-
-
-class SlurmJob(SupervisedSlurmJob, _Verbs):
-    """A job in Slurm."""
-
-    stdout = _Verbs.stdout

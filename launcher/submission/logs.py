@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.base.plain_file import read_json
+from holdfast.base.plain_file import open_plain, read_json
 from launcher.core.outcomes import FINAL
 from launcher.errors import UsageError
 from launcher.history.events import EventReader
 from launcher.history.status import JobStatus
 from launcher.history.tail import Tail
+from launcher.job.registry import KnownJob
 
 _POLL_S = 0.3
 _ASK_S = 2.0  # between two requests for the job's status, which may ask Slurm
 _NAMED = 8
 _MOST_WORKERS = 10_000  # of a node
+_LAST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,3 +280,24 @@ def _workers_per_node(folder: Path) -> int:
     if type(workers) is not int or not 0 < workers <= _MOST_WORKERS:
         raise UsageError(f"{path}: workers_per_node: got {workers!r:.40}, expected 1 to {_MOST_WORKERS}")
     return workers
+
+
+def last_words(job: KnownJob) -> str:
+    """The log that may show why a supervisor died, and its last line."""
+    for path, lines in log_ends(job):
+        return f"{path} ends with: {lines[-1]}"
+    return f"{job.folder} holds no log"
+
+
+def log_ends(job: KnownJob) -> Iterator[tuple[Path, list[str]]]:
+    """The logs that may show why a supervisor died, each with its last lines that are not empty."""
+    for name in (f"{job.job_id}_0_log.err", "log/supervisor.log"):
+        path = job.folder / name
+        try:
+            with open_plain(path) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            continue
+        if spoken := [line.strip() for line in lines if line.strip()]:
+            yield path, spoken

@@ -22,6 +22,18 @@ _POLL_S = 0.5
 _ADVICE = "other users could put another job there; `chmod go-w` it, or choose a folder below directories of your own"
 
 
+def with_job_id(folder: Path | str) -> Path:
+    """The folder of each job's files, with %j for the job's id.
+
+    Raises:
+        UsageError: it is a URL.
+    """
+    if "://" in str(folder):
+        raise UsageError(f"folder: got {folder}, expected a directory; a bucket for checkpoints is checkpoint.s3.url")
+    folder = Path(folder).expanduser()
+    return folder if "%j" in str(folder) else folder / "%j"
+
+
 def make_folder(folder: Path) -> None:
     """Make the folder of all job folders, and its parents. Their modes do not depend on the umask.
 

@@ -2,7 +2,7 @@
 
 A submission that is not submitit's own pickle needs more than the names in submitit's `__init__`: how an executor
 passes parameters on, how a job finds its result, how a watcher keeps states. They may change with any release, so
-pyproject.toml bounds the version to those with which the tests of this room have passed: 1.5.0 to 1.5.4.
+pyproject.toml bounds the version. 1.5.4 is tried; older ones import pkg_resources, which setuptools 82 has removed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Allocations:
         while True:
             self._wake.clear()
             await self._look()
-            with contextlib.suppress(asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
+            with contextlib.suppress(TimeoutError):
                 await within(LOOK_S if self._known or self._may_be_more else None, self._wake.wait())
 
     async def explained(self, given: Terminated, state: State) -> Terminated:
@@ -63,8 +63,8 @@ class Allocations:
             return given
         try:
             why = await within(_EXPLAIN_S, self._cluster.why_terminated_booster(booster.allocation))
-        except (TimeoutError, SlurmError) as error:
-            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "Slurm is slow")
+        except (TimeoutError, LauncherError, SlurmError) as error:
+            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "the scheduler is slow")
             return given
         return replace(given, why=why)
 
@@ -92,7 +92,7 @@ class Allocations:
         """End a booster."""
         try:
             await self._cluster.end_allocation(command.allocation)
-        except SlurmError as error:  # the core orders it again when it is seen again
+        except (LauncherError, SlurmError) as error:  # the core orders it again when it is seen again
             log.warning("cannot end booster %s yet: %s", command.allocation, error)
 
     async def _look(self) -> None:
@@ -101,7 +101,7 @@ class Allocations:
         known, self._may_be_more = {*self._known}, False
         try:
             seen = await self._cluster.allocations(known)
-        except SlurmError as error:
+        except (LauncherError, SlurmError) as error:
             log.warning("cannot get the state of the boosters: %s", error)
             self._may_be_more = True
             return

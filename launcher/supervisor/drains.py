@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from launcher.core.inputs import Input, NodesDrained
+from launcher.errors import LauncherError
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
 
@@ -29,7 +30,7 @@ async def follow_drains(cluster: Cluster, nodes: Callable[[], Collection[str]], 
         await asyncio.sleep(LOOK_S)
         try:
             found = await asyncio.to_thread(cluster.drained, nodes())
-        except SlurmError as error:
+        except (LauncherError, SlurmError) as error:
             log.warning("which nodes are drained is not known: %s", error)
             continue
         if found != known:

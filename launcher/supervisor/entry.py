@@ -9,7 +9,7 @@ from launcher.history.events import EventLog
 from launcher.history.outcome import Outcome
 from launcher.job.jobfile import JobSpec
 from launcher.observer.start import observed
-from launcher.scheduler import open_cluster
+from launcher.scheduler import scheduler
 from launcher.supervisor.batch_process import BatchProcess
 from launcher.supervisor.folder import log_to, make_folders, prepare
 from launcher.supervisor.supervisor import Supervisor
@@ -24,17 +24,17 @@ def supervise(spec: JobSpec, job_dir: Path, cluster: str) -> Outcome:
     Args:
         spec: the job.
         job_dir: its folder; made if missing, continued if it holds a job already.
-        cluster: "slurm" or "local".
+        cluster: the name of its scheduler.
 
     Raises:
         LauncherError, SlurmError: the job could not start; no process was started.
     """
     job_dir = job_dir.absolute()
-    opened = open_cluster(cluster, spec, job_dir)  # raises its errors here, before a child process starts
+    opened = scheduler(cluster).cluster(spec, job_dir)  # raises its errors here, before a child process starts
     if spec.checkpoint is not None:
         opened.require_mpi()
     make_folders(job_dir)
-    if cluster != "slurm":
+    if not scheduler(cluster).has_standbys:
         return supervise_here(spec, job_dir, cluster)
     return BatchProcess(lambda after: supervise_here(spec, job_dir, cluster, take_over=after), job_dir).run()
 
@@ -57,12 +57,12 @@ def supervise_here(
     Returns:
         The outcome; its name is "superseded" if another supervisor has taken over.
     """
-    events = EventLog(job_dir / "events.jsonl", lock=cluster != "slurm")
+    events = EventLog(job_dir / "events.jsonl", lock=not scheduler(cluster).has_standbys)
     try:
         if take_over is None:
             prepare(spec, job_dir)
         with log_to(job_dir / "log" / "supervisor.log"), observed(spec, job_dir, cluster):
-            opened = open_cluster(cluster, spec, job_dir)
+            opened = scheduler(cluster).cluster(spec, job_dir)
             supervisor = Supervisor(spec, job_dir, opened, events, take_over, predecessor_is_silent)
             return asyncio.run(supervisor.run())
     finally:

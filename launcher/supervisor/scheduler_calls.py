@@ -36,7 +36,7 @@ class SchedulerCalls:
         error = None
         try:
             unusable = await asyncio.to_thread(self._cluster.unusable, command.nodes, command.allocations)
-        except SlurmError as failure:
+        except (LauncherError, SlurmError) as failure:
             error = str(failure)
         answer = inputs.UnusableAnswered(asked=command.nodes, purpose=command.purpose, unusable=unusable, error=error)
         self._bring_in(answer)
@@ -59,7 +59,7 @@ class SchedulerCalls:
         try:
             left_s = await asyncio.to_thread(self._cluster.time_left_s)
             self._bring_in(inputs.TimeLeftAnswered(left_s=left_s))
-        except SlurmError as error:
+        except (LauncherError, SlurmError) as error:
             log.warning("cannot get the time limit: %s", error)
             self._bring_in(inputs.TimeLeftAnswered(left_s=None))
 

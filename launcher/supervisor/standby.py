@@ -1,4 +1,6 @@
-"""The standby, which takes over a running job: `python -m launcher.supervisor.standby JOB_DIR TERM closed|silent`.
+"""The standby, which takes over a running job.
+
+`python -m launcher.supervisor.standby JOB_DIR TERM closed|silent RUN_ID`
 
 A runner that has lost its supervisor starts a standby on its turn. It closes the standby's stdin when it reaches the
 supervisor again. While the lease is renewed, the supervisor lives and this node is cut off, so the standby waits. It
@@ -18,11 +20,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.leadership.terms import LEASE_S, LeaseWatch, Term, newest, newest_number
-from slurm import JobEnvironment
+from launcher.scheduler import scheduler_of
+from launcher.scheduler.interface import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,7 @@ class Absence:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     job_dir, term, was_closed = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "closed"
+    scheduler = scheduler_of(sys.argv[4])
     lease = LeaseWatch(job_dir)
     loading = threading.Thread(target=_load)
     loading.start()
@@ -121,7 +125,7 @@ def main() -> int:
         threading.Thread(target=absence.keep_looking, args=(decided,), daemon=True).start()
     is_gone = absence.is_certain if absence is not None and was_closed else lambda: False
     is_reached = lambda: _has_ended(sys.stdin.fileno())  # noqa: E731
-    may = may_take_over(job_dir, term, lease, is_gone, is_reached, lambda: _is_out(job_dir, os.environ))
+    may = may_take_over(job_dir, term, lease, is_gone, is_reached, lambda: _is_out(job_dir, _node(scheduler)))
     if not may:
         log.info("not taking over: the supervisor of term %s is alive, or another one has taken over", term)
         os._exit(0)  # at once, even during an import, because the runner may need to start the next standby
@@ -132,7 +136,7 @@ def main() -> int:
 
     spec = read_job(job_dir)
     is_silent = absence is not None and absence.is_silent
-    return supervise_here(spec, job_dir, "slurm", take_over=term, predecessor_is_silent=is_silent).exit_code
+    return supervise_here(spec, job_dir, scheduler.name, take_over=term, predecessor_is_silent=is_silent).exit_code
 
 
 def _load() -> None:
@@ -140,8 +144,8 @@ def _load() -> None:
     import launcher.supervisor.entry  # noqa: F401
 
 
-def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
-    """Whether this node is out or lost by the job's events.
+def _is_out(job_dir: Path, node: str | None) -> bool:
+    """Whether a node is out or lost by the job's events.
 
     A requeue would look to such a node like the supervisor's loss, and its take-over would put the batch host out.
     """
@@ -153,7 +157,12 @@ def _is_out(job_dir: Path, env: Mapping[str, str]) -> bool:
     except OSError as error:
         log.warning("cannot read the events: %s", error)
         return True
-    return JobEnvironment.from_env(env).node in out
+    return node in out
+
+
+def _node(scheduler: Scheduler) -> str | None:
+    place = scheduler.place(os.environ)
+    return None if place is None else place.node
 
 
 def _has_ended(fd: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from main_job import Watch
 
 from launcher import Executor, JobSpec
-from launcher.scheduler.local import kill_node
+from launcher.clusters.local.cluster import kill_node
 
 HERE = Path(__file__).parent
 KILLED, LOST = "0:1:11:9:die", "1:1:22:21:wait"

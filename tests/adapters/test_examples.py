@@ -9,8 +9,8 @@ import pytest
 from main_job import Watch
 
 from launcher import Executor
+from launcher.clusters.local.cluster import kill_node
 from launcher.job.jobfile import load_job
-from launcher.scheduler.local import kill_node
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = {  # the packages that it needs, and arguments for a run that is long enough to lose a node

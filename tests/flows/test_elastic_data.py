@@ -12,9 +12,9 @@ from elastic_run import GLOBAL_BATCH, SAMPLES, elastic_job, fixed_run, resized_r
 from main_job import Watch
 
 from launcher import Executor, JobSpec
+from launcher.clusters.local.cluster import kill_node
 from launcher.history.recovery import recoveries
 from launcher.job.registry import find_job
-from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import stop_job
 
 pytestmark = pytest.mark.long(seconds=50)

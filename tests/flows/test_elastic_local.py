@@ -19,10 +19,10 @@ from ckpt.tiers.reads import reader, verify
 from ckpt.tiers.s3 import S3Tier
 from ckpt.tiers.tier import Tier
 from launcher import Executor, JobSpec
+from launcher.clusters.local.cluster import kill_node
 from launcher.job.registry import find_job
 from launcher.job.run_id import local_run_id
 from launcher.runner.memory import memory_dir
-from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job, scale_job
 
 pytestmark = pytest.mark.long(seconds=50)

@@ -9,7 +9,7 @@ from accounts import missing
 from test_elastic_accounts_on_slurm import four_nodes
 from waiting import until
 
-from launcher.submission.queue import never_starts, why_it_waits
+from launcher.clusters.slurm.queue import never_starts, why_it_waits
 from slurm import Slurm
 
 pytestmark = [

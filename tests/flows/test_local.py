@@ -11,10 +11,10 @@ from s3_kit import KEY, SECRET, s3_server
 
 from launcher import Executor
 from launcher.cli import main
+from launcher.clusters.local.cluster import kill_node
 from launcher.history.recovery import recoveries
 from launcher.job.jobfile import JobSpec
 from launcher.job.registry import find_job
-from launcher.scheduler.local import kill_node
 from launcher.submission.job_control import cancel_job
 
 pytestmark = pytest.mark.long(seconds=50)

@@ -12,7 +12,7 @@ from broken_job import BrokenJob
 from main_job import STEPS, Watch, main_job
 from slurm_kit import status
 
-from launcher.scheduler.local import LocalCluster
+from launcher.clusters.local.cluster import LocalCluster
 from launcher.supervisor import drains, supervise
 from slurm import Slurm
 from slurm.hyperpod import REPLACE

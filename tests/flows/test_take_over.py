@@ -18,7 +18,7 @@ from slurm.testbed import TestCluster
 # What a Python program that waits for its job gets.
 RESULT = """
 import json, sys
-from launcher.submission.slurm import SupervisedSlurmJob
+from launcher.clusters.slurm.submission import SupervisedSlurmJob
 folder, job_id = sys.argv[1:]
 print(json.dumps(SupervisedSlurmJob(folder=folder, job_id=job_id).result()))
 """

@@ -27,9 +27,9 @@ srun --overlap --mpi=none {python} abandon.py
 sleep 600
 """
 ABANDON = """
-import asyncio, pathlib
+import asyncio, os, pathlib
 from launcher.leadership.succession import Succession
-succession = Succession(pathlib.Path.cwd())
+succession = Succession(pathlib.Path.cwd(), f"slurm-{os.environ['SLURM_CLUSTER_NAME']}-{os.environ['SLURM_JOB_ID']}")
 succession.turn = 0
 asyncio.run(succession.abandon())
 """

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from launcher.clusters.local.cluster import LocalCluster
 from launcher.connections.channel import Channel, ChannelError, Message, connect
 from launcher.history.events import EventLog, read_events
 from launcher.history.outcome import Outcome
 from launcher.job.jobfile import JobSpec
-from launcher.scheduler.local import LocalCluster
 from launcher.supervisor.folder import make_folders, prepare, read_secret
 from launcher.supervisor.supervisor import Supervisor
 

@@ -415,7 +415,7 @@ def test_what_sbatch_refuses_leaves_nothing_behind(desk: Path, capsys: pytest.Ca
 def test_a_job_that_may_be_in_the_queue_is_said_to_be_so(
     answer: str, message: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.submission.slurm._SBATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("launcher.clusters.slurm.submission._SBATCH_TIMEOUT_S", 0.5)
     for name, script in (("sbatch", answer), ("scancel", f'echo "$@" >> {desk}/cancelled')):
         (desk / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (desk / "bin" / name).chmod(0o755)

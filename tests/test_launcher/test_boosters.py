@@ -14,14 +14,14 @@ from test_clusters_slurm import ENV, Scontrol, cluster
 
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.environment import Variable
+from launcher.clusters.slurm import booster
+from launcher.clusters.slurm import cluster as slurm_cluster
+from launcher.clusters.slurm.boosters import SlurmBoosters
 from launcher.core.inputs import AllocationState
 from launcher.errors import UsageError
 from launcher.job.booster_checks import require_booster
 from launcher.job.jobfile import JobSpec
 from launcher.runner.config import RunnerConfig
-from launcher.scheduler import booster
-from launcher.scheduler import slurm as slurm_cluster
-from launcher.scheduler.boosters import SlurmBoosters
 from launcher.scheduler.cluster import SeenAllocation
 from slurm import CommandError, JobEnvironment, Slurm
 from slurm.command import Result
@@ -58,7 +58,7 @@ SCRIPT = f"""#!/bin/bash
 #SBATCH --open-mode=append
 #SBATCH --output=/jobs/7/log/booster-%j.log
 trap '' USR1 USR2
-exec {shlex.join(PYTHON)} -u -m launcher.scheduler.booster
+exec {shlex.join(PYTHON)} -u -m launcher.clusters.slurm.booster
 """
 
 
@@ -207,7 +207,7 @@ def test_it_runs_a_runner_on_each_of_its_nodes_in_the_jobs_container() -> None:
 def test_its_runner_keeps_the_runs_memory_under_its_own_jobs_name() -> None:
     """The hooks of its node make and free the memory of the job there."""
     env = {"HOLDFAST_RUN_ID": "slurm-big-7", "HOLDFAST_JOB_DIR": "/jobs/7", "HOLDFAST_SUPERVISOR": "n1:1"}
-    env |= {"HOLDFAST_RESTART_COUNT": "2", "SLURMD_NODENAME": "n4"}
+    env |= ENV | {"HOLDFAST_RESTART_COUNT": "2", "SLURMD_NODENAME": "n4"}
     base = RunnerConfig.from_env(env | {"SLURM_JOB_ID": "7"})
     assert (base.allocation, base.is_booster, base.ram_dir.name) == ("7", False, "slurm-big-7")
     further = RunnerConfig.from_env(env | {"SLURM_JOB_ID": "8", "HOLDFAST_ALLOCATION": "8"})

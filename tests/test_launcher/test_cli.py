@@ -165,7 +165,9 @@ def test_gpus_asked_for_on_the_command_line_get_a_worker_each(
     assert "#SBATCH --gpus-per-node=4\n" in said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
 
     specs: list[JobSpec] = []
-    monkeypatch.setattr("launcher.submission.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    monkeypatch.setattr(
+        "launcher.clusters.slurm.submission.sbatch_script", lambda spec, *_: specs.append(spec) or ("", [])
+    )
     said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
     (home / "job.yaml").write_text("script: train.py\nworkers_per_node: 1\n")
     said(capsys, "submit", "job.yaml", "--dry-run", "--gpus-per-node=4")
@@ -192,7 +194,9 @@ def test_gpus_of_one_type_and_by_gres_reach_slurm_once_and_get_a_worker_each(
     script = said(capsys, "submit", "job.yaml", "--dry-run", *flags)
     assert [line[10:] for line in script.splitlines() if line.startswith(("#SBATCH --gpu", "#SBATCH --gres"))] == lines
     specs: list[JobSpec] = []
-    monkeypatch.setattr("launcher.submission.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    monkeypatch.setattr(
+        "launcher.clusters.slurm.submission.sbatch_script", lambda spec, *_: specs.append(spec) or ("", [])
+    )
     said(capsys, "submit", "job.yaml", "--dry-run", *flags)
     assert [spec.workers_per_node for spec in specs] == [8]
 
@@ -206,7 +210,9 @@ def test_options_of_the_nodes_reach_boosters_from_the_command_line_and_those_of_
     for_nodes = ["-A", "team", "--exclusive", "-Cib", "--mem=16G", "-c", "4", "-x", "n[7-8]"]
     for_queue = ["-p", "base", "-t", "1-0", "-q", "high", "--nice=5", "--dependency=singleton"]
     specs: list[JobSpec] = []
-    monkeypatch.setattr("launcher.submission.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    monkeypatch.setattr(
+        "launcher.clusters.slurm.submission.sbatch_script", lambda spec, *_: specs.append(spec) or ("", [])
+    )
     said(capsys, "submit", "job.yaml", "--dry-run", *for_queue, *for_nodes)
     (spec,) = specs
     wanted = {"account": "team", "exclusive": True, "constraint": "ib", "mem": "16G", "cpus-per-task": "4"}

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from ckpt.agent.process.launch import PYTHON, command
+from launcher.clusters.slurm import cluster as slurm_cluster
+from launcher.clusters.slurm import requeue
+from launcher.clusters.slurm.cluster import SlurmCluster
+from launcher.clusters.slurm.scheduler import SlurmScheduler
 from launcher.errors import LauncherError, NoAnswer, TooFewNodes, UsageError
-from launcher.job import run_liveness
 from launcher.job.elastic import Elastic
 from launcher.job.jobfile import JobSpec
-from launcher.leadership import requeue
-from launcher.scheduler import open_cluster
-from launcher.scheduler import slurm as slurm_cluster
-from launcher.scheduler.slurm import SlurmCluster
+from launcher.scheduler import scheduler
 from launcher.supervisor import supervise
 from slurm import CommandError, Slurm, SlurmError
 from slurm.command import Result
@@ -109,12 +109,7 @@ def test_a_job_whose_agents_no_mpi_can_start_is_refused_before_anything_is_start
 def test_outside_a_job_the_error_says_so(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(SlurmError, match="SLURM_JOB_ID is not set"):
-        open_cluster("slurm", spec, Path("/job"))
-
-
-def test_unknown_cluster_is_refused(spec: JobSpec) -> None:
-    with pytest.raises(UsageError, match="got 'cloud', expected slurm or local"):
-        open_cluster("cloud", spec, Path("/job"))
+        scheduler("slurm").cluster(spec, Path("/job"))
 
 
 @pytest.mark.parametrize(
@@ -482,7 +477,8 @@ def test_where_slurm_does_not_answer_nothing_is_known_of_the_nodes(spec: JobSpec
     ],
 )
 def test_a_run_has_ended_when_slurm_says_so_of_its_job(state: str, over: bool) -> None:
-    assert run_liveness.verdict("slurm-big-7", Slurm(run=Scontrol((state, 0))), ENV) == (over, f"job 7 is {state}")
+    found = SlurmScheduler(Slurm(run=Scontrol((state, 0)))).liveness("slurm-big-7", ENV)
+    assert (found.has_ended, found.words) == (over, f"job 7 is {state}")
 
 
 def test_a_run_whose_job_slurm_has_forgotten_has_ended() -> None:
@@ -490,18 +486,18 @@ def test_a_run_whose_job_slurm_has_forgotten_has_ended() -> None:
         stderr = "slurm_load_jobs error: Invalid job id specified"
         raise CommandError(Result(argv=tuple(argv), returncode=1, stdout="", stderr=stderr, seconds=0.0), "exit code 1")
 
-    assert run_liveness.verdict("slurm-big-7", Slurm(run=unknown), ENV)[0]
+    assert SlurmScheduler(Slurm(run=unknown)).liveness("slurm-big-7", ENV).has_ended
 
 
 @pytest.mark.parametrize("run_id", ["slurm-other-7", "slurm-big-7.1", "slurm-big--7", "slurm-big-all", "local-x-7", ""])
 def test_of_a_run_of_another_cluster_slurm_is_not_asked(run_id: str) -> None:
     run = Scontrol()
-    assert not run_liveness.verdict(run_id, Slurm(run=run), ENV)[0]
+    assert not SlurmScheduler(Slurm(run=run)).liveness(run_id, ENV).has_ended
     assert not run.asked
 
 
 def test_without_an_answer_of_slurm_no_run_has_ended() -> None:
-    assert not run_liveness.verdict("slurm-big-7", Slurm(run=Scontrol(None)), ENV)[0]
+    assert not SlurmScheduler(Slurm(run=Scontrol(None))).liveness("slurm-big-7", ENV).has_ended
 
 
 def test_a_node_that_the_job_has_left_is_given_back(spec: JobSpec) -> None:

@@ -212,7 +212,9 @@ def test_each_word_goes_where_it_belongs(words: str, own: str, sbatch: str) -> N
 
 def test_words_behind_dashes_replace_the_scripts_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     specs: list[JobSpec] = []
-    monkeypatch.setattr("launcher.submission.executor.sbatch_script", lambda spec, *_: specs.append(spec) or ("", []))
+    monkeypatch.setattr(
+        "launcher.clusters.slurm.submission.sbatch_script", lambda spec, *_: specs.append(spec) or ("", [])
+    )
     for words in ([], ["--"], ["--", "--steps", "10", "--json"]):
         assert main(["submit", "job.yaml", "--dry-run", *words]) == 0
     assert [spec.args for spec in specs] == [("--steps", "5"), (), ("--steps", "10", "--json")]

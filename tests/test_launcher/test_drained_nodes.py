@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from launcher.clusters.slurm.drained import in_words
 from launcher.core.inputs import NodesDrained
 from launcher.scheduler.cluster import Cluster
-from launcher.scheduler.drained import in_words
 from launcher.supervisor import drains
 from slurm import SlurmError
 from slurm.records import DrainedNode

@@ -21,6 +21,8 @@ from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier
 from launcher import Executor, Torchrun
 from launcher.cli import main as cli
+from launcher.clusters.slurm.checks import check_seen_by_nodes
+from launcher.clusters.slurm.submission import SlurmWatcher, SupervisedSlurmExecutor, cancel
 from launcher.core.outcomes import JobOutcome
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, UsageError
@@ -28,11 +30,10 @@ from launcher.job.jobfile import JobSpec
 from launcher.job.registry import find_job, known_jobs
 from launcher.job.stop_request import StopRequest
 from launcher.job.supervisor_process import Process
+from launcher.scheduler.interface import RunLiveness
 from launcher.submission import in_allocation, job_control
 from launcher.submission.batch import main
-from launcher.submission.executor import check_seen_by_nodes
 from launcher.submission.request import write_request
-from launcher.submission.slurm import SlurmWatcher, SupervisedSlurmExecutor, cancel
 
 PENDING = Path(__file__).parents[1] / "test_slurm" / "recorded" / "job_pending.txt"
 PARTITIONS = "PartitionName=train Default=YES Nodes=n[1-16] State=UP"
@@ -170,7 +171,8 @@ def test_a_namespace_that_a_running_job_has_is_refused_before_the_queue(
     checkpoint = {"namespace": "gpt", "shared": {"path": str(home / "ckpt")}}
     tier = SharedTier(home / "ckpt", "gpt")
     tier.prepare()
-    monkeypatch.setattr("launcher.job.run_liveness.running", lambda run_id: f"{run_id} is RUNNING")
+    runs = lambda run_id, env: RunLiveness(has_ended=False, is_running=True, words=f"{run_id} is RUNNING")  # noqa: E731
+    monkeypatch.setattr("launcher.scheduler.run_liveness.liveness", runs)
 
     def claimed(released: bool) -> None:
         tier.write_claim(
@@ -190,7 +192,8 @@ def test_a_namespace_that_a_running_job_has_is_refused_before_the_queue(
     claimed(released=True)
     assert submitted()
     claimed(released=False)
-    monkeypatch.setattr("launcher.job.run_liveness.running", lambda run_id: "")
+    over = RunLiveness(has_ended=True, is_running=False, words="")
+    monkeypatch.setattr("launcher.scheduler.run_liveness.liveness", lambda run_id, env: over)
     assert submitted()
 
 

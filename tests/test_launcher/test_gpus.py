@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters.local.cluster import require_machine
 from launcher.errors import UsageError
 from launcher.job import gpus
 from launcher.job.jobfile import JobSpec, load_job
-from launcher.scheduler.local import require_machine
 
 
 @pytest.mark.parametrize(

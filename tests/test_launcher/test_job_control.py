@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import slurm
+from launcher.clusters.slurm.queue import why_it_waits
+from launcher.clusters.slurm.status import with_boosters
 from launcher.history.size import BoosterNow, BoostersNow
 from launcher.history.status import JobStatus
 from launcher.job.registry import KnownJob
 from launcher.job.scale_request import ScaleRequest
-from launcher.submission.job_control import status_now, with_request, with_slurms_word
-from launcher.submission.queue import why_it_waits
+from launcher.submission.job_control import status_now, with_request
 from slurm import Job, Node
 from slurm.records import NamedJob
 
@@ -100,7 +101,7 @@ def test_why_a_booster_waits_is_what_slurm_says_now(tmp_path: Path, monkeypatch:
         BoosterNow(id="10", size=1, state="training"),
     )
     now = BoostersNow(nodes=2, boosters=boosters)
-    status = with_slurms_word(job_in(tmp_path), JobStatus(size=now.text(), elastic=now))
+    status = with_boosters(job_in(tmp_path), JobStatus(size=now.text(), elastic=now))
     assert status.elastic is not None
     found = [(each.state, each.reason) for each in status.elastic.boosters]
     assert found == [("queued", "PartitionDown"), ("starting", ""), ("training", "")]

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from launcher.scheduler.mpirun import remove_remains
+from launcher.clusters.mpirun import remove_remains
 
 
 def test_the_files_of_mpiruns_that_have_ended_are_removed_and_no_others(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job import run_liveness
 from launcher.job.run_id import local_run_id
 from launcher.job.supervisor_process import Process
-from slurm import Slurm
+from launcher.scheduler import run_liveness
 
 RECORDED = Path(__file__).parents[1] / "test_slurm" / "recorded" / "job_running.txt"
 
@@ -39,7 +38,14 @@ def dead() -> Process:
 
 def has_ended(folder: Path) -> bool:
     """As the next job, beside it, asks."""
-    return run_liveness.verdict(local_run_id(folder), Slurm(), {"HOLDFAST_JOB_DIR": str(folder.with_name("two"))})[0]
+    env = {"HOLDFAST_JOB_DIR": str(folder.with_name("two"))}
+    return run_liveness.liveness(local_run_id(folder), env).has_ended
+
+
+def running(run_id: str) -> str:
+    """What shows that a run goes on; "" if nothing does."""
+    found = run_liveness.liveness(run_id, {"HOLDFAST_JOB_DIR": str(Path.cwd() / "runs" / "two")})
+    return found.words if found.is_running else ""
 
 
 def test_a_run_whose_processes_are_gone_has_ended(folder: Path, dead: Process) -> None:
@@ -57,11 +63,11 @@ def test_only_a_run_that_is_seen_to_go_on_is_running(
 ) -> None:
     monkeypatch.chdir(folder.parent.parent)
     run_id = local_run_id(folder)
-    assert run_liveness.running(run_id) == ""
+    assert running(run_id) == ""
     Process.of_pid(os.getpid()).save(folder)
-    assert run_liveness.running(run_id) == f"its supervisor is process {os.getpid()} here"
+    assert running(run_id) == f"its supervisor is process {os.getpid()} here"
     dead.save(folder)
-    assert run_liveness.running(run_id) == run_liveness.running("program-x") == ""
+    assert running(run_id) == running("program-x") == ""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def test_a_run_of_this_cluster_is_running_if_slurm_says_so(
     )
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert run_liveness.running("slurm-c-7") == words
+    assert running("slurm-c-7") == words
 
 
 def test_a_run_of_which_a_process_is_left_has_not_ended(folder: Path, dead: Process) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.scheduler.srun_log import Launches
+from launcher.clusters.slurm.srun_log import Launches
 
 NODES = ("n1", "n2", "n3", "n4")
 

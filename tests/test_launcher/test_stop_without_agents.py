@@ -13,9 +13,9 @@ import pytest
 from talkers import Talkers, ended, supervised
 
 from ckpt import CheckpointConfig
+from launcher.clusters.child_process import Adopted
 from launcher.connections.channel import Channel, Message
 from launcher.core import agent_world
-from launcher.scheduler.child_process import Adopted
 from launcher.scheduler.cluster import AgentsHandle
 
 

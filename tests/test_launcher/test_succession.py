@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.base.processes import children
+from launcher.clusters.slurm import requeue as slurm_requeue
 from launcher.connections.channel import Channel, Message, serve
 from launcher.connections.links import LEAVE
 from launcher.leadership import requeue
@@ -209,7 +210,7 @@ def test_a_standby_leaves_when_the_supervisor_is_heard_again(job_dir: Path) -> N
     async def scene() -> None:
         successor = Supervisor(job_dir)
         successor.take_office(1)
-        succession = Succession(job_dir)
+        succession = Succession(job_dir, "slurm-big-7")
         assert succession.welcome(1, 0)
         renewing = asyncio.create_task(renew_again_and_again(job_dir))
         await succession.step_in()
@@ -283,11 +284,12 @@ def test_a_job_without_a_supervisor_is_handed_back_once_slurm_answers(
     env |= {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n1"}
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(succession_module, "Slurm", lambda: Slurm(run=slurm.run))
+    monkeypatch.setattr("slurm.Slurm", lambda: Slurm(run=slurm.run))
     monkeypatch.setattr(succession_module, "LEASE_S", 0.3)
     monkeypatch.setattr(succession_module, "RENEW_S", 0.05)
-    monkeypatch.setattr(requeue, "ASK_AGAIN_S", 0.01)
-    asyncio.run(Succession(job_dir).abandon())
+    for module in (requeue, slurm_requeue):
+        monkeypatch.setattr(module, "ASK_AGAIN_S", 0.01)
+    asyncio.run(Succession(job_dir, "slurm-big-7").abandon())
     expected = ["show"] if is_renewed else ["show", "show", "show", "requeue", "show", "requeue"]
     assert slurm.asked == expected
 
@@ -299,7 +301,7 @@ def test_a_standby_outlives_the_sigint_that_slurm_sends_to_every_process_of_a_st
 
     async def scene() -> None:
         Supervisor(job_dir).take_office(1)
-        succession = Succession(job_dir)
+        succession = Succession(job_dir, "slurm-big-7")
         assert succession.welcome(1, turn=0)
         before = set(children(os.getpid()))
         await succession.step_in()

@@ -20,6 +20,7 @@ from waiting import until
 
 from ckpt import Board
 from holdfast.base.processes import pids_with_environment, state_of
+from launcher.clusters.local.cluster import kill_node
 from launcher.core.liveness import SILENCE_S
 from launcher.core.replay import History, replay
 from launcher.errors import LauncherError
@@ -30,7 +31,6 @@ from launcher.job.stop_request import StopRequest
 from launcher.leadership.lease import Leadership
 from launcher.leadership.terms import Term, claim
 from launcher.runner.memory import memory_dir
-from launcher.scheduler.local import kill_node
 from launcher.supervisor import Outcome, supervise
 from launcher.supervisor.entry import supervise_here
 from launcher.supervisor.folder import make_folders, prepare

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters.slurm.submission import sbatch_script
 from launcher.job.booster_checks import require_booster
 from launcher.job.jobfile import JobSpec, load_job
-from launcher.submission.executor import sbatch_script
 
 TEMPLATES = sorted((Path(__file__).resolve().parents[2] / "sbatch_templates").glob("*.sbatch"))
 SUPERVISED = [path for path in TEMPLATES if path.name.startswith("train")]

@@ -123,14 +123,7 @@ def test_standby_of_a_node_that_is_out_does_not_take_over(
         log.append(**event)
     log.close()
     clock = Clock(lambda now_s: now_s > 60.0 and claim(tmp_path, term(2)))
-    env = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_CLUSTER_NAME": "c",
-        "SLURM_JOB_PARTITION": "p",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURMD_NODENAME": "n2",
-    }
-    is_out = lambda: standby._is_out(tmp_path, env)  # noqa: E731
+    is_out = lambda: standby._is_out(tmp_path, "n2")  # noqa: E731
     lease = LeaseWatch(tmp_path, clock)
     assert may_take_over(tmp_path, 1, lease, is_out=is_out, sleep=clock.sleep) is takes_over
 

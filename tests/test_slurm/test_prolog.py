@@ -26,8 +26,8 @@ from hooks_kit import (
     verdict,
 )
 
+from launcher.clusters.slurm.cluster import SlurmCluster
 from launcher.runner.memory import memory_dir
-from launcher.scheduler.slurm import SlurmCluster
 from slurm.command import CommandRunner
 from slurm.hooks.directories import DirectoryError, job_dir, make_job_dir, make_user_dir
 from slurm.hooks.entry import scripts

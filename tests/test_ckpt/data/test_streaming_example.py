@@ -114,7 +114,7 @@ def test_a_job_that_loses_a_node_sees_every_sample_once_and_each_node_has_a_cach
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from launcher import Executor, JobSpec
-    from launcher.scheduler.local import kill_node
+    from launcher.clusters.local.cluster import kill_node
 
     sys.path.insert(0, str(ROOT / "tests" / "flows"))
     from main_job import Watch

@@ -18,15 +18,16 @@ from submitit import SlurmJob
 
 from ckpt.agent.process.launch import PYTHON
 from holdfast.base.files import durable_write
+from launcher.clusters.slurm.checks import check_partition, check_seen_by_nodes, remark_on_gpus
+from launcher.clusters.slurm.queue import never_starts
 from launcher.env.containers import of_the_batch
 from launcher.errors import LauncherError, UsageError
 from launcher.job import gpus
-from launcher.job.booster_checks import require_booster
+from launcher.job.booster_checks import check_boosters, require_booster
 from launcher.job.jobfile import JobSpec
 from launcher.job.sbatch_options import NOT_FROM_ENVIRONMENT, check_sbatch_option
-from launcher.submission.outcome import SupervisedJob
-from launcher.submission.queue import never_starts
-from launcher.submission.request import make_folder, write_request
+from launcher.submission.job import SupervisedJob
+from launcher.submission.request import make_folder, with_job_id, write_request
 from launcher.submission.submitit_base import JobPaths, SlurmExecutorBase, WatcherBase
 from slurm import Slurm, SlurmError
 from slurm.batch_script import batch_script, overriding
@@ -247,6 +248,29 @@ class SupervisedSlurmExecutor(SlurmExecutorBase):
         given = asked or self.parameters["additional_parameters"].get(name) or self.parameters.get(name)
         return given or os.environ.get(f"SBATCH_{name.upper()}")
 
+    def check(self, spec: JobSpec) -> None:
+        """Check the job last passed to use() against the cluster.
+
+        Raises:
+            UsageError: its nodes would not see its folder, or the cluster cannot run it or its boosters.
+        """
+        partition = self.option("partition")
+        check_seen_by_nodes(JobPaths.get_first_id_independent_folder(self.folder), spec)
+        check_partition(partition, spec)
+        check_boosters(spec, partition, self.option("qos"))
+        remark_on_gpus(partition, spec)
+
+    def waits_for_others(self) -> bool:
+        """Whether that job is to start after others have ended, or at a later time."""
+        return any(map(self.option, ("dependency", "begin")))
+
+    def cluster_name(self) -> str:
+        """The cluster's name; "" if Slurm does not answer."""
+        try:
+            return Slurm().cluster_name()
+        except SlurmError:
+            return ""
+
     def sbatch_command(self) -> list[str]:
         """The sbatch command line, without the script."""
         unset = [f"--unset={name}" for name in self._overriding(self.script())]
@@ -318,6 +342,29 @@ class SupervisedSlurmExecutor(SlurmExecutorBase):
                 f"{jobs[0].paths.folder}: cannot be written ({error}); {_withdraw(submitted_id)}"
             ) from error
         return jobs
+
+
+def sbatch_script(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Show a submission to Slurm without submitting anything.
+
+    Returns:
+        The sbatch script, and the command line that would submit it (the script's name left out).
+    """
+    executor = SupervisedSlurmExecutor(with_job_id(folder), flags)
+    executor.use(spec)
+    return executor.script(), executor.sbatch_command()
+
+
+def sbatch_test(spec: JobSpec, folder: Path | str = "runs/%j", flags: Sequence[str] = ()) -> str:
+    """Slurm's answer to `sbatch --test-only`: when and where the job would start.
+
+    Raises:
+        LauncherError: sbatch refuses the job.
+        UsageError: there is no sbatch.
+    """
+    executor = SupervisedSlurmExecutor(with_job_id(folder), flags)
+    executor.use(spec)
+    return executor.test()
 
 
 def _require_sbatch() -> None:

@@ -1,4 +1,4 @@
-"""`python -m launcher.scheduler.booster`: the program of a booster's batch script. It starts a runner on each node.
+"""`python -m launcher.clusters.slurm.booster`: a booster's batch script runs it. It starts a runner on each node.
 
 A booster is a further Slurm job of a run, which Slurm may preempt. It belongs to one start of the run's first job, the
 base. If that start has ended while the booster waited in the queue, the booster ends at once.

@@ -15,11 +15,11 @@ from typing import Any
 from submitit import LocalExecutor
 
 from ckpt.agent.process.launch import PYTHON
+from launcher.clusters.local.cluster import require_machine
 from launcher.errors import LauncherError
 from launcher.job.jobfile import JobSpec
 from launcher.job.supervisor_process import Process
-from launcher.scheduler.local import require_machine
-from launcher.submission.outcome import SupervisedJob
+from launcher.submission.job import SupervisedJob
 from launcher.submission.request import make_folder, write_request
 from launcher.submission.submitit_base import JobPaths, LocalJobBase
 
@@ -74,8 +74,17 @@ class SupervisedLocalExecutor(LocalExecutor):
         """
         require_machine(spec)
 
+    def check(self, spec: JobSpec) -> None:
+        """Does nothing: `use` has checked the machine."""
+
+    def waits_for_others(self) -> bool:
+        return False
+
     def request(self) -> str:
         """The options for a scheduler: "", because there is none."""
+        return ""
+
+    def cluster_name(self) -> str:
         return ""
 
     def launch(self, specs: Sequence[JobSpec]) -> list[LocalJobBase]:

@@ -29,22 +29,22 @@ from typing import TypeVar
 
 import ckpt.agent.process.launch as agent_launch
 from holdfast.base.environment import Variable
+from launcher.clusters.child_process import Adopted, ChildProcess
+from launcher.clusters.mpirun import find_mpirun, remove_remains
+from launcher.clusters.slurm.boosters import SlurmBoosters
+from launcher.clusters.slurm.drained import in_words
+from launcher.clusters.slurm.requeue import requeue
+from launcher.clusters.slurm.srun_log import Launches
 from launcher.core.exclusion import exclusion
 from launcher.core.liveness import CUT_OFF_S, may_be_cut_off
 from launcher.core.stop_reasons import StopReason
 from launcher.env.containers import of_the_steps
 from launcher.errors import LauncherError, TooFewNodes, UsageError
-from launcher.job import run_liveness
 from launcher.job.jobfile import JobSpec
 from launcher.job.run_id import slurm_run_id
-from launcher.leadership.requeue import requeue
 from launcher.runner.memory import is_looked_after, memory_of, removal, remove_memory_dir
-from launcher.scheduler.boosters import SlurmBoosters
-from launcher.scheduler.child_process import Adopted, ChildProcess
+from launcher.scheduler import run_liveness
 from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
-from launcher.scheduler.drained import in_words
-from launcher.scheduler.mpirun import find_mpirun, remove_remains
-from launcher.scheduler.srun_log import Launches
 from slurm import JobEnvironment, Node, Slurm, SlurmError, Topology
 from slurm.client import connection_error
 

@@ -95,7 +95,7 @@ class SlurmBoosters:
             "open-mode": "append",
             "output": log,
         }
-        command = shlex.join([*PYTHON, "-u", "-m", "launcher.scheduler.booster"])
+        command = shlex.join([*PYTHON, "-u", "-m", "launcher.clusters.slurm.booster"])
         return batch_script(options, ["trap '' USR1 USR2", f"exec {command}"])
 
     def seen(self, known: Collection[str]) -> dict[str, SeenAllocation]:

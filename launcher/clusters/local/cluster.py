@@ -13,16 +13,17 @@ from pathlib import Path
 import ckpt.agent.process.launch as agent_launch
 from holdfast.base.environment import Variable
 from holdfast.base.processes import end_all, pids_with_environment
+from launcher.clusters.child_process import ChildProcess
+from launcher.clusters.mpirun import find_mpirun
 from launcher.core.inputs import AllocationState
 from launcher.core.stop_reasons import StopReason
 from launcher.errors import UsageError
-from launcher.job import gpus, run_liveness
+from launcher.job import gpus
 from launcher.job.jobfile import JobSpec
 from launcher.job.run_id import local_run_id
 from launcher.runner.memory import make_memory_dir, memory_dir, remove_memory_dir
-from launcher.scheduler.child_process import ChildProcess
+from launcher.scheduler import run_liveness
 from launcher.scheduler.cluster import AgentsHandle, SeenAllocation
-from launcher.scheduler.mpirun import find_mpirun
 from slurm import Topology
 
 _CLOSE_TIMEOUT_S = 2.0
