@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launcher.clusters.slurm.cluster import CUT_OFF_S
 from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.ending import dismissals, goes_on
