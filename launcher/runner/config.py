@@ -25,7 +25,7 @@ class RunnerConfig:
         host, port: the supervisor's address.
         parent_pid: the parent process, with which the runner ends; None if Slurm's step ends the runner.
         restart_count: number of the job's requeues when this runner was started.
-        allocation: the Slurm job that the node belongs to; "local" on the local cluster.
+        allocation: the allocation that the node belongs to, as `Cluster.allocation`.
         is_booster: whether that is a booster's allocation.
         machine_gpus: the GPUs of this machine, which the nodes of the local cluster share; None on Slurm, which gives
             each node its own, and where there are none.
@@ -58,7 +58,8 @@ class RunnerConfig:
         if not port.isdecimal():
             raise UsageError(f"{Variable.SUPERVISOR}={env[Variable.SUPERVISOR]!r:.200}, expected HOST:PORT")
         run_id, booster = env[Variable.RUN_ID], env.get(Variable.ALLOCATION)
-        place = scheduler_of(run_id).place(env)
+        scheduler = scheduler_of(run_id)
+        place = scheduler.place(env)
         return cls(
             run_id=run_id,
             node=env[Variable.NODE] if place is None else place.node,
@@ -68,7 +69,7 @@ class RunnerConfig:
             port=int(port),
             parent_pid=int(env[Variable.SUPERVISOR_PID]) if Variable.SUPERVISOR_PID in env else None,
             restart_count=int(env[Variable.RESTART_COUNT]),
-            allocation=booster or ("local" if place is None else place.allocation),
+            allocation=booster or (scheduler.name if place is None else place.allocation),
             is_booster=booster is not None,
             machine_gpus=tuple(env[Variable.MACHINE_GPUS].split(",")) if Variable.MACHINE_GPUS in env else None,
             switches=failure_domains.from_environment(env),

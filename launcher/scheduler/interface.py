@@ -119,7 +119,10 @@ class Scheduler(Protocol):
         """
 
     def place(self, env: Mapping[str, str]) -> JobPlace | None:
-        """The place of a process with this environment; None outside of the scheduler's jobs."""
+        """The place of a process with this environment; None outside of the scheduler's jobs.
+
+        If the scheduler sets no variables by which to know, always None; `Cluster.allocation` is its name then.
+        """
 
     def hand_back(self, env: Mapping[str, str], *, is_over: bool) -> None:
         """Requeue the job of this process, which has no supervisor and will get none. Every runner calls it.

@@ -256,7 +256,8 @@ class Supervisor:
     def _address(self, node: str) -> str:
         """The address at which other nodes reach a node. The batch host's runner may use a loopback address."""
         address = self._links.address(node)
-        return node if address.startswith("127.") and self._cluster.name != "local" else address
+        is_one_machine = self._cluster.listen_host.startswith("127.")
+        return node if address.startswith("127.") and not is_one_machine else address
 
     # The record.
 
