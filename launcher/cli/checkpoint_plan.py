@@ -32,6 +32,11 @@ def _record_of(job: str) -> MeasuredJob:
     return found
 
 
+def _until_a_fault(record: MeasuredJob, published_h: float) -> float:
+    """The hours of one node until it fails, by a job's record. The published rate counts as one failure."""
+    return (published_h + record.node_hours) / (1 + record.faults)
+
+
 @app.command("plan", short_help="What a job's checkpoints take and survive, and how often to save.")
 def plan(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
@@ -85,8 +90,7 @@ def plan(
         state = str(record.state_bytes)
     node_hours, faults_from = mtbf_h, "--mtbf-h" if mtbf_h else ""
     if mtbf_h is None and record.node_hours > 0:
-        published_h = SOURCES[failures].gpu_hours / spec.workers_per_node
-        node_hours = (published_h + record.node_hours) / (1 + record.faults)  # the published rate counts as one failure
+        node_hours = _until_a_fault(record, SOURCES[failures].gpu_hours / spec.workers_per_node)
         faults_from = f"{record.faults} in {record.node_hours:,.0f} hours of nodes of job {measured}, and {failures}"
     if spec.checkpoint is None:
         raise UsageError(f"{job_file.name}: checkpoint: missing; without it there is nothing to plan")

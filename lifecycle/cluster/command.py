@@ -105,17 +105,20 @@ def config(
     )
     if check:
         return _check(request, as_json)
+    return _write(request, output or Path(f"{name}-{kind}"))
+
+
+def _write(request: ClusterRequest, folder: Path) -> None:
+    """Writes the files to a new directory, and prints the command that creates the cluster."""
     files = cluster_files(request)
-    folder = output or Path(f"{name}-{kind}")
     if folder.exists():
         raise NodeUsageError(f"--output {folder}: is there already, expected a new directory")
     for path, content in files.items():
         publish(folder / path, content, 0o755 if path.endswith(".sh") else 0o644)
     typer.echo(f"{folder}: {', '.join(path for path in files if '/' not in path)}; scripts/ has what nodes run")
-    for command in request.accounting_commands() if kind != "hyperpod" else ():
+    for command in request.accounting_commands() if request.kind != "hyperpod" else ():
         typer.echo(f"once on the cluster: {command}")
     typer.echo(f"nothing is created yet; check the account with --check, then run:\n    bash {folder / _CREATE}")
-    return None
 
 
 def cluster_files(request: ClusterRequest) -> dict[str, bytes]:
