@@ -21,6 +21,7 @@ from ckpt.tiers.claim import Claim
 from ckpt.tiers.posix import SharedTier
 from launcher import Executor, Torchrun
 from launcher.cli import main as cli
+from launcher.clusters.slurm import status as slurm_status
 from launcher.clusters.slurm.checks import check_seen_by_nodes
 from launcher.clusters.slurm.submission import SlurmWatcher, SupervisedSlurmExecutor, cancel
 from launcher.core.outcomes import JobOutcome
@@ -31,7 +32,7 @@ from launcher.job.registry import find_job, known_jobs
 from launcher.job.stop_request import StopRequest
 from launcher.job.supervisor_process import Process
 from launcher.scheduler.interface import RunLiveness
-from launcher.submission import in_allocation, job_control
+from launcher.submission import in_allocation
 from launcher.submission.batch import main
 from launcher.submission.request import write_request
 
@@ -562,7 +563,7 @@ def test_a_job_that_is_being_preempted_is_asked_to_end_before_it_is_cancelled(ho
 def test_no_order_reaches_the_job_of_another_cluster_that_has_the_same_id(
     is_noted: bool, home: Path, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_control._cluster_name.cache_clear()
+    slurm_status._cluster_name.cache_clear()
     command("scontrol", f'[ "$2" = config ] && echo "ClusterName = a" || echo "{PARTITIONS}"')
     Executor(cluster="slurm").submit(Torchrun("train.py", checkpoint={}))
     folder = home / "runs" / "42"
@@ -582,7 +583,7 @@ def test_no_order_reaches_the_job_of_another_cluster_that_has_the_same_id(
     assert json.loads(capsys.readouterr().out)["reason"] == elsewhere
     assert not (home / "cancelled").exists() and StopRequest.read(folder) is None
 
-    job_control._cluster_name.cache_clear()
+    slurm_status._cluster_name.cache_clear()
     command("scontrol", f'[ "$2" = config ] && echo "ClusterName = a" || {of_job_42}')
     assert cli(["cancel", str(folder)]) == 0
     assert (home / "cancelled").read_text() == "42\n"

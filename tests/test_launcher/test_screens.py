@@ -27,6 +27,7 @@ from history_kit import job_folder
 from rich.console import Console
 from test_status import DONE, GROWN, LOST, SWAPPED, TRAINED, event
 
+from launcher.clusters.slurm.scheduler import SlurmScheduler
 from launcher.connections.reports import Heartbeats
 from launcher.history.pace import Pace
 from launcher.history.status import JobStatus, status_of
@@ -313,7 +314,7 @@ def test_slurm_is_asked_every_few_seconds_and_at_each_new_state(
         return JobStatus(**{**vars(status), "reason": "as Slurm says"})
 
     monkeypatch.setattr(job_control, "corrected", corrected)
-    monkeypatch.setattr(job_control, "_SLURM_POLL_S", 1000.0)
+    monkeypatch.setattr(SlurmScheduler, "poll_s", 1000.0)
     follower = JobFollower(KnownJob(**{**vars(KNOWN), "folder": tmp_path, "cluster": "slurm"}))
     with (tmp_path / "events.jsonl").open("a") as file:
         for each in TRAINED:
