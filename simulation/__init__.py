@@ -20,7 +20,8 @@
     command_rules  does a decision do what it records, and give the orders and questions of its stage
     choice_rules  which nodes an attempt has, how many, and who serves what they restore
     waits        every wait has its deadline
-    input_rules  what must be true after each kind of input; attempt_rules and answer_rules: of the attempt, of answers
+    input_rules  the events and commands that follow from each kind of input; attempt_rules: of the attempt;
+                 answer_rules: of answers
     decided      one decision, as these rules look at it
     probes       inputs that are only tried, in the states of a run
     successor    what a supervisor that took over would know

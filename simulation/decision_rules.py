@@ -28,17 +28,15 @@ from launcher.core.inputs import (
     FirstStep,
     FolderProbed,
     FolderRemoved,
-    HaltAsked,
     LaunchEnded,
     NodeJoined,
     Progress,
-    TimeLeftAnswered,
     UnusableAnswered,
     WorkersEnded,
     WorkersKilled,
 )
-from launcher.core.members import Phase, is_usable
-from launcher.core.requests import SHRINK_S, is_asked
+from launcher.core.members import Phase
+from launcher.core.requests import is_asked
 from launcher.core.state import AgentPhase, AttemptPhase, Booster, BoosterPhase, Sigterm, Stage, State
 from launcher.diagnosis import find_cause
 from simulation.choice_rules import check_choice
@@ -145,20 +143,7 @@ class DecisionRules:
         if state.stage is Stage.ENDED:
             return
         attempt, kind = state.attempt, type(message)
-        if kind is NodeJoined and message.is_warm:
-            member = state.members.table.get(message.node)
-            if member is not None and is_usable(member) and not member.is_warm:
-                raise Violation("what nodes report is known", f"{message}, and it is not warm")
-        elif kind is UnusableAnswered and message.purpose is Purpose.RETURN:
-            for node in message.asked:
-                member = state.members.table.get(node)
-                if member is not None and member.phase is Phase.RETURNING and not member.is_judged:
-                    raise Violation("a node that is back is judged", f"{message}, and {node} is still returning")
-        elif kind is WorkersKilled and message.left and message.node in state.members:
-            is_awaited = before.members[message.node].ending == message.attempt
-            if is_awaited and state.members[message.node].phase is not Phase.OUT:
-                raise Violation("a node that is back is judged", f"{message}, and {message.node} is not out")
-        elif kind in _TELLS_STEP and attempt is not None and message.step is not None:
+        if kind in _TELLS_STEP and attempt is not None and message.step is not None:
             if before.stage is not Stage.ATTEMPT or message.attempt != attempt.number:
                 return
             node = getattr(message, "node", attempt.nodes[0])
@@ -171,8 +156,8 @@ class DecisionRules:
         self._asked += sum(type(command) is AskAllocation for command in todo) - (type(message) is AllocationAsked)
         if state.stage is Stage.ENDED:
             return
-        if state.asking.is_asked is not (self._asked > 0):
-            raise Violation("as many boosters as are wanted", f"{self._asked} asked for: {state.asking}")
+        if self._asked > 1:
+            raise Violation("as many boosters as are wanted", f"{self._asked} are asked for at once")
         ended = {command.allocation for command in todo if type(command) is EndAllocation}
         told = {each.allocation for each in before.boosters if each.is_end_sent}
         for booster in state.boosters:
@@ -194,19 +179,10 @@ def check_decision(before: State, message: Any, state: State, todo: tuple[Comman
         check_waits(before, state, now_s, is_acting=bool(todo))
     if state.members is not before.members and state.stage is not Stage.ENDED:
         _check_dismissals(before, state, todo)
-    is_halt_asked = type(message) is HaltAsked or before.requests.is_halt_pending
-    if (
-        is_halt_asked
-        and before.stage is not Stage.ENDED
-        and not (state.requests.is_halt_pending or state.requests.is_halt)
-    ):
-        raise Violation("what is asked is known", "a halt that was due is forgotten")
     _check_deadlines(state)
     if state.attempt is not None and state.stage is Stage.ATTEMPT:
         _check_over(before, message, state)
         _check_memory(before, state)
-    if type(message) is TimeLeftAnswered and state.time_limit is not before.time_limit:
-        _check_time_left(message, state)
     if state.stage is Stage.GATHERING:
         _check_gathering(state)
     if before.stage is Stage.CLOSING and state.stage is not Stage.CLOSING:
@@ -219,13 +195,6 @@ def check_decision(before: State, message: Any, state: State, todo: tuple[Comman
         if type(command) is Dismiss and command.forget:
             _check_forgotten(before, message, todo, command.node)
         _check_stage(command, state)
-
-
-def _check_time_left(message: TimeLeftAnswered, state: State) -> None:
-    has_boosters, is_ending = bool(state.job.most_boosters), state.time_limit.is_ending
-    is_near = message.left_s is not None and message.left_s <= SHRINK_S
-    if (is_ending and not has_boosters) or (is_near and has_boosters and not is_ending):
-        raise Violation("boosters end before the time limit", f"{message}: {state.time_limit}")
 
 
 def _check_deadlines(state: State) -> None:

@@ -1,8 +1,8 @@
-"""What the state must be after each kind of input: what is reported is known, and its commands are given.
+"""What follows from each kind of input: the events that are recorded, and the commands that are given.
 
-A rule takes the state before and after a decision, and names what is missing. Rules read the input, and never how the
-core came to its decision. So they also hold for inputs that are only tried (`probes`). This module has the rules of
-nodes; `attempt_rules` and `answer_rules` have the others.
+A rule takes the state before a decision, its input and its commands, and names what is missing. It does not repeat
+which fields of the state change: the unit tests of the core have that. So rules also hold for inputs that are only
+tried (`probes`). This module has the rules of nodes; `attempt_rules` and `answer_rules` have the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from launcher.core import commands as do
 from launcher.core import inputs as given
-from launcher.core.attempt import RETURN_S
 from launcher.core.decision import PAUSE_S
 from launcher.core.faults import FaultKind
 from launcher.core.members import Phase, is_usable
@@ -67,23 +66,19 @@ def _node_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
         return
     if was.phase in _GONE:
         if not was.is_lost:
-            if now.phase is not was.phase:
-                yield f"{node} was out for good, and is {now.phase.value}"
+            if its.records("node_back", node=node):
+                yield f"{node} was out for good, and is back"
         elif was.returns >= MAX_RETURNS:
-            if now.phase is not Phase.OUT or now.is_lost or not its.dismisses(node):
-                yield f"{node} has come back too often, and may again"
-        elif (now.phase, now.ending, now.is_judged) != (Phase.RETURNING, message.attempt, False):
-            yield f"{node} is back, and {now}"
+            if not its.dismisses(node):
+                yield f"{node} has come back too often, and its runner stays"
         elif not any(_is_question(command, do.Purpose.RETURN, node) for command in its.todo):
             yield f"the scheduler is not asked about {node}"
         return
     of = before.attempt
-    if was.phase is Phase.JOINING:
-        yield from _others_awaited(its)
     trains = before.stage is Stage.ATTEMPT and of is not None and node in of.nodes
     if message.problem is not None:
-        if now.phase is not Phase.OUT or now.is_lost or now.reason != message.problem or not its.dismisses(node):
-            yield f"{node} has a problem, and is {now}"
+        if not its.dismisses(node):
+            yield f"{node} has a problem, and its runner stays"
         if not its.records("fault", node=node, reason=message.problem):
             yield "the problem is not recorded"
     elif not its.records("node_ready", node=node, warm=message.is_warm):
@@ -94,25 +89,14 @@ def _node_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
         yield "what it has of an earlier attempt is not ended"
 
 
-def _others_awaited(its: Decided) -> Iterator[str]:
-    """After a take-over, runners that are still missing have RETURN_S from now on."""
-    roll_call_s, attempt = its.after.roll_call_s, its.after.attempt
-    if roll_call_s is not None and roll_call_s < its.now_s + RETURN_S:
-        yield f"the roll is called {roll_call_s - its.now_s:.1f} s after it"
-    if attempt is not None and attempt.phase is AttemptPhase.RETURNING and attempt.phase_s < its.now_s:
-        yield "other runners have no time to come back"
-
-
 def _rank_joined(its: Decided, message: given.NodeJoined) -> Iterator[str]:
     """A node of the attempt."""
-    of, attempt, node = its.before.attempt, its.after.attempt, message.node
-    assert of is not None and attempt is not None
+    of, node = its.before.attempt, message.node
+    assert of is not None
     if node in of.lost:
         return
-    if node not in attempt.returned:
-        yield "it is not known to have returned"
     if message.attempt != of.number and of.phase in (AttemptPhase.RETURNING, *AT_WORK):
-        if not any(fault.node == node for fault in attempt.faults):
+        if not of.faults and not its.records("fault", node=node):
             yield "it has lost its workers, and that is no fault"
     elif of.phase is AttemptPhase.KILLING and not its.orders(do.Order.KILL, node, of.number):
         yield "it is not told again to end its workers"
@@ -139,14 +123,8 @@ def _stranger_joined(its: Decided, message: given.NodeJoined, allocation: str) -
     if booster.phase is BoosterPhase.LEAVING or node in before.history.out or is_base:
         if not its.dismisses(node):
             yield "it cannot be used, and is not sent away"
-        if now.phase is not BoosterPhase.LEAVING:
-            yield f"its booster cannot be used as a whole, and is {now.phase.value}"
-    elif was is None:
-        is_fit = now.phase is BoosterPhase.RUNNING and node in now.nodes and now.running_s is not None
-        if message.problem is None and not is_fit:
-            yield f"its booster is {now}"
-        if booster.running_s is not None and now.running_s != booster.running_s:
-            yield f"its booster runs since {now.running_s}, before {booster.running_s}"
+    elif was is None and message.problem is None and not its.records("node_ready", node=node, allocation=allocation):
+        yield "it is not recorded that it is ready"
 
 
 def _is_question(command: do.Command, purpose: do.Purpose, node: str) -> bool:
@@ -154,12 +132,12 @@ def _is_question(command: do.Command, purpose: do.Purpose, node: str) -> bool:
 
 
 def _node_warm(its: Decided, message: given.NodeWarm) -> Iterator[str]:
-    was, now = its.before.members.table.get(message.node), its.after.members.table.get(message.node)
+    was = its.before.members.table.get(message.node)
     if was is None:
         if message not in its.after.asking.waiting:
             yield "it is not kept for the booster that is asked for"
-    elif now is not None and is_usable(was) and not now.is_warm:
-        yield "it is not warm"
+    elif is_usable(was) and not was.is_warm and not its.records("node_ready", node=message.node, warm=True):
+        yield "it is not recorded"
 
 
 def _node_lost(its: Decided, message: given.NodeLost) -> Iterator[str]:
@@ -176,15 +154,8 @@ def _node_lost(its: Decided, message: given.NodeLost) -> Iterator[str]:
         if now is not None and (now.phase is not Phase.JOINING or not is_asked) and after.launch.is_under_way:
             yield f"it may be lost with its launcher, and is {now}"
         return
-    if now is not None:
-        if now.phase is not Phase.OUT and not its.records("node_back", node=node):
-            yield f"it is {now.phase.value}"
-        if was.phase is not Phase.OUT and now.phase is Phase.OUT and not now.is_lost:
-            yield "it may not come back"
     if was.phase not in (*_GONE, Phase.LEAVING) and not its.records("node_out", node=node, lost=True):
         yield "it is not recorded"
-    if node in after.holders:
-        yield "it still is a holder"
     if in_attempt:
         kind = FaultKind.PREEMPTED if its.is_leaving(node) else FaultKind.NODE_LOST
         yield from _rank_lost(its, node, kind, message.reason)
@@ -199,22 +170,15 @@ def _rank_lost(its: Decided, node: str, kind: str, reason: str) -> Iterator[str]
         is_needed = of.phase in _BEFORE_CAUSE and not of.restored
     else:
         is_needed = node in of.nodes and node not in of.lost
-        if is_needed and node not in attempt.lost:
-            yield "the attempt still has it"
-    is_known = any((fault.node, fault.kind, fault.reason) == (node, kind, reason) for fault in attempt.faults)
-    if is_needed and not is_known:
-        yield f"it is no fault of kind {kind}"
     if is_needed and not its.records("fault", node=node, kind=kind, reason=reason):
         yield "its fault is not recorded"
 
 
 def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
     node, before = message.node, its.before
-    was, now = before.members.table.get(node), its.after.members.table.get(node)
+    was = before.members.table.get(node)
     if was is None or was.phase is Phase.OUT:
         return
-    if now is not None and (now.phase is not Phase.OUT or now.is_lost or now.is_environment < message.is_environment):
-        yield f"it is {now}"
     if not its.dismisses(node):
         yield "its runner is not dismissed"
     if was.phase is not Phase.RETURNING and not its.records("node_out", node=node, reason=message.reason):
@@ -225,51 +189,24 @@ def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
 
 
 def _isolation(its: Decided, message: given.IsolationChanged) -> Iterator[str]:
-    if its.after.is_isolated is not message.is_isolated:
-        yield "it is not known"
-    if message.is_isolated and its.after.agents.has_launcher and not its.asks_for(do.StartAgents):
-        yield "the agents' launcher is still awaited"
+    if message.is_isolated and not its.asks_for(do.LetGo):
+        yield "the launchers may end processes that another supervisor leads"
     if not message.is_isolated and its.before.is_isolated:
         for command in its.todo:
             if type(command) is do.Record and "come back" in command.fields.get("reason", ""):
                 yield f"nodes have no time to come back: {dict(command.fields)}"
-        yield from _others_awaited(its)
-    attempt = its.after.attempt
-    is_killing = attempt is not None and attempt.phase is AttemptPhase.KILLING
-    if not message.is_isolated and is_killing and attempt is not None and attempt.phase_s < its.now_s:
-        yield "the nodes have no time to confirm the end of their workers"
 
 
 def _stood_still(its: Decided, message: given.StoodStill) -> Iterator[str]:
-    """Every deadline that is still in force is later."""
-    before, after, seconds = its.before, its.after, message.seconds
+    """No deadline has passed meanwhile."""
+    before, seconds = its.before, message.seconds
     if before.timer_s is not None and its.now_s - before.timer_s > PAUSE_S:
         seconds = min(seconds, its.now_s - before.timer_s)
     if before.stood_still_s is not None and its.now_s - before.stood_still_s < seconds:  # a part of it is known
-        seconds -= before.stood_still_for_s
-        if seconds <= 0:
-            return
-    if after.stage is before.stage:
-        pairs = [
-            ("the stage's start", before.stage_s, after.stage_s),
-            ("the hang's step", before.hang.step_s, after.hang.step_s),
-            ("the hang's activity", before.hang.active_s, after.hang.active_s),
-            ("the deadline", before.deadline_s, after.deadline_s),
-            ("the roll call", before.roll_call_s, after.roll_call_s),
-            ("the full house", before.full_s, after.full_s),
-            ("the end of the launch", before.launch.late_s, after.launch.late_s),
-        ]
-        of, now = before.attempt, after.attempt
-        if of is not None and now is not None and its.is_same_attempt and of.phase is now.phase:
-            pairs.append(("the phase's start", of.phase_s, now.phase_s))
-            pairs.append(("the others' return", of.others_s, now.others_s))
-            if before.agents.phase is after.agents.phase:
-                pairs.append(("the end of the agents' phase", before.agents.until_s, after.agents.until_s))
-        for name, was_s, now_s in pairs:
-            if was_s is not None and now_s is not None and now_s < was_s + seconds - 0.001:
-                yield f"{name} is {now_s - was_s:.1f} s later"
-    if after.stood_still_s != its.now_s:
-        yield "it is not known"
+        return
+    for command in its.todo:
+        if type(command) is do.Record and command.event in ("node_out", "fault"):
+            yield f"what came meanwhile is not read yet: {command.event} {dict(command.fields)}"
 
 
 def _launch_ended(its: Decided, message: given.LaunchEnded) -> Iterator[str]:
@@ -277,13 +214,7 @@ def _launch_ended(its: Decided, message: given.LaunchEnded) -> Iterator[str]:
     if not before.launch.is_under_way:
         return
     out = before.members.out()
-    for node in message.failed:
-        now = after.members.table.get(node)
-        if node not in out and now is not None and now.phase is not Phase.OUT and node not in after.launch.failed:
-            yield f"no process could be started on {node}, and that is not known"
     has_ended = message.has_ended or before.launch.has_ended or any(node not in out for node in message.failed)
-    if after.launch.doubtful and after.launch.is_under_way:
-        yield "it is still in doubt why nodes were lost"
     for node, _, _ in before.launch.doubtful if not has_ended else ():
         if after.members[node].phase is not Phase.OUT and not its.records("node_back", node=node):
             yield f"{node} was lost, and is {after.members[node].phase.value}"

@@ -33,6 +33,7 @@ from launcher.core.inputs import (
     TerminationExplained,
     TimerFired,
 )
+from launcher.core.liveness import CUT_OFF_S
 from launcher.core.members import Phase, is_usable
 from launcher.core.replay import History, apply
 from launcher.core.stages import TRAINED_GRACE_S
@@ -118,7 +119,7 @@ _KEEPS_RANKS = frozenset((
     "workers_hang", "workers_pause", "worker_ends_early", "booster_ends", "node_crashes", "slurmd_dies",
 ))  # fmt: skip
 _LONGEST_S: dict[Stage | AttemptPhase, float] = {
-    Stage.ASKING: 1.0,
+    Stage.ASKING: CUT_OFF_S + 2.0,  # the supervisor's node may be cut off, as it reaches no other one
     Stage.PROBING: 0.5,
     Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
     Stage.CONFIRMING: 1.0,
@@ -134,7 +135,11 @@ _LONGEST_S: dict[Stage | AttemptPhase, float] = {
     AttemptPhase.RELEASING: 30.0,  # agents may be coming up
     AttemptPhase.KILLING: 30.0,  # most nodes may be silent
 }
-_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {Stage.GATHERING: 10.5, AttemptPhase.KILLING: 1.0}
+_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {
+    Stage.ASKING: 1.0,
+    Stage.GATHERING: 10.5,
+    AttemptPhase.KILLING: 1.0,
+}
 STOP_S = 15.0  # until all ranks have stopped at a step boundary
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
 _BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))

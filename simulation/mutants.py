@@ -1,8 +1,8 @@
 """Mutants of the core, and which of them the schedules kill: `python -m simulation.mutants 40 [--seed 1]`.
 
 A mutant is the core with one place changed: a condition turned, `and` for `or`, or a statement dropped (a command, a
-record, a change of the state, a timer). It is killed when a schedule breaks what must be true, or a single fault costs
-something else. Run by hand.
+record, a change of the state, a timer). It is killed when a schedule breaks what must be true, a single fault costs
+something else, or a unit test of the core fails. Run by hand.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MODULES = (
     "hang", "launch", "gains", "marks", "members", "nodes", "recovery", "replay", "requests", "resize", "stages",
     "succession", "teardown", "turn",
 )  # fmt: skip
+TESTS = CORE.parents[1] / "tests"
 FIRST_SEED = 1_000_000
 PROBES_EVERY = 2  # decisions; more often than in the tests, because a mutant has fewer schedules
 
@@ -124,13 +125,17 @@ def _judge(module: str, index: int, what: str, schedules: int) -> bool:
 
 def _run_mutant(folder: str, schedules: int) -> int:
     """In a process of its own: runs single faults, then schedules, with the mutant in the core's place."""
+    import pytest
+
     import launcher
 
     launcher.__path__.insert(0, folder)
-    from simulation import campaign, probes  # the core is imported with them
+    sys.path.insert(0, str(TESTS / "test_simulation"))
+    from test_kept_seeds import KEPT  # the core is imported with it
+
+    from simulation import campaign, probes
     from simulation.schedule import draw
     from simulation.single_faults import FAULTS
-    from simulation.test_kept_seeds import KEPT
 
     campaign.LONGEST_S = 5.0
     probes.EVERY = PROBES_EVERY
@@ -142,7 +147,8 @@ def _run_mutant(folder: str, schedules: int) -> int:
         if failure is not None:
             print(json.dumps({"rule": failure.rule, "after": number}))
             return 0
-    print(json.dumps({"rule": None, "after": schedules}))
+    has_failed = pytest.main(["-x", "-q", "-p", "no:cacheprovider", str(TESTS / "test_launcher" / "core")])
+    print(json.dumps({"rule": "the core's unit tests" if has_failed else None, "after": schedules}))
     return 0
 
 

@@ -92,9 +92,14 @@ def on_agent_ended(turn: Turn, given: AgentEnded) -> None:
 
 
 def await_end(turn: Turn) -> bool:
-    """Whether no agent of the training nodes is left. A launcher gets a moment to write the last of their log."""
+    """Whether no agent of the training nodes is left. A launcher gets a moment to write the last of their log.
+
+    If all nodes are only lost, they may be out of reach, and their agents at work. Then the launcher knows.
+    """
     world, attempt = turn.agents, turn.attempt
     if not all(node in world.gone or node in attempt.lost for node in attempt.nodes):
+        return False
+    if world.has_launcher and not any(node in world.gone for node in attempt.nodes):
         return False
     if world.has_launcher and world.phase is not AgentPhase.GONE:
         turn.enter_agents(AgentPhase.GONE, until_s=turn.now_s + LAUNCHER_S)

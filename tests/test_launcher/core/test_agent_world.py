@@ -317,6 +317,17 @@ def test_a_launcher_that_does_not_end_with_the_agents_is_not_waited_for() -> Non
     assert play.orders(Order.KILL) and play.all(do.KillAgents) and not play.events("problem")
 
 
+def test_agents_on_nodes_that_are_out_of_reach_may_write_until_their_launcher_ends() -> None:
+    play = training()
+    play.silent = {do.Send}
+    play.end_well(step=7)
+    play.lose("n1", "n2")
+    play.passes(10 * LAUNCHER_S)
+    assert not play.orders(Order.KILL), "the result may be on its way"
+    play.give(inputs.AgentsEnded(attempt=0, generation=0))
+    assert play.orders(Order.KILL) and play.end is not None and play.end.outcome == "done"
+
+
 def test_agents_that_were_coming_up_when_most_nodes_fell_silent_are_started_again() -> None:
     play = training()
     lose_agents(play)
