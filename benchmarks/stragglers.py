@@ -1,24 +1,21 @@
-"""Slows one rank of eight down by a fifth, again and again, and shows whether it is named, as what, and how soon.
+"""Slows one rank of some down by a fifth, again and again, and shows whether it is named, as what, and how soon.
 
     chrt -f 5 python benchmarks/stragglers.py [--rounds 100] [--quiet-steps 10000] [--step-ms 50]
+    python benchmarks/stragglers.py --ranks 4 --burn 0.2 --kinds quota nice stream    (as root)
 
-`chrt` (root) lets them run in time where other work fills the machine.
+`chrt` (root) lets them run in time where other work fills the machine. Quotas and niceness have no effect on such
+processes; where they are tried, a cgroup lets the ranks go before other work.
 
 The ranks are real processes on gloo, measured and read as in a job. They sleep for most of a step, so that eight of
-them fit on two cores: 60 % of the step in compute, 20 % in a DataLoader, the rest in all_reduces. The slowdowns:
-
-    loader   the slow rank's DataLoader takes longer
-    compute  its computation does
-
-Then steps without a slowdown count false alarms, and one process shows the cost of the measurement.
+them fit on two cores: 60 % of the step in compute, 20 % in a DataLoader, the rest in all_reduces. The slowdowns are
+those of benchmarks/slowdowns.py. Then steps without a slowdown count false alarms, and one process shows the cost of
+the measurement.
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -28,38 +25,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
+from slowdowns import KINDS, NEED_GROUPS, PARTS, UNNAMED, Controls, CpuGroups, Slowdowns
+
 from launcher.diagnosis.slow_rank import SlowRanks, Straggler
 from launcher.runner.port import free_port
 from launcher.runner.step_times import StepReader
 
-RANKS, FACTOR, STEPS = 8, 1.1, 50  # the job file's defaults
+FACTOR, STEPS = 1.1, 50  # the job file's defaults
 SLOWER = 1.2
 LIMIT = 50  # steps within which the rank is to be named
-BURN_SHARE = 0.02  # of a step, on the processor
 _POLL_S = 0.05
-_PARTS = {"loader": "data"}  # the part that is expected; compute for all others
 
 
-class Controls:
-    """Memory that the ranks read in each step: how much longer each of them sleeps, in its loader and in compute."""
-
-    _ROW = struct.Struct("=dd")
-
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            path.write_bytes(bytes(self._ROW.size * RANKS))
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 0)
-
-    def set(self, rank: int, loader_s: float, compute_s: float) -> None:
-        self._ROW.pack_into(self._memory, rank * self._ROW.size, loader_s, compute_s)
-
-    def get(self, rank: int) -> tuple[float, float]:
-        loader_s, compute_s = self._ROW.unpack_from(self._memory, rank * self._ROW.size)
-        return loader_s, compute_s
-
-
-def train(rank: int, step_s: float, controls: Controls) -> None:
+def train(rank: int, step_s: float, burnt_s: float, controls: Controls) -> None:
     """One rank: steps until it is killed."""
     from launcher.runner.step_hooks import measure_steps
 
@@ -80,9 +58,9 @@ def train(rank: int, step_s: float, controls: Controls) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for batch in DataLoader(Samples()):
-        time.sleep((0.6 - BURN_SHARE) * step_s + controls.get(rank)[1])
-        burnt_s = time.thread_time() + BURN_SHARE * step_s
-        while time.thread_time() < burnt_s:
+        time.sleep(0.6 * step_s - burnt_s + controls.get(rank)[1])
+        until_s = time.thread_time() + burnt_s
+        while time.thread_time() < until_s:
             pass
         model(batch).sum().backward()
         for parameter in model.parameters():
@@ -91,12 +69,12 @@ def train(rank: int, step_s: float, controls: Controls) -> None:
 
 
 class Job:
-    """The eight ranks, read as the runner and the supervisor do."""
+    """The ranks, read as the runner and the supervisor do."""
 
-    def __init__(self, folder: Path, step_s: float) -> None:
-        self.controls = Controls(folder / "controls")
-        self.step_s = step_s
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+    def __init__(self, folder: Path, ranks: int, step_s: float, burn: float, *, has_groups: bool) -> None:
+        controls = Controls(folder / "controls", ranks)
+        self.ranks = ranks
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
         self.processes = [
             subprocess.Popen(
@@ -109,15 +87,22 @@ class Job:
                     str(folder),
                     "--step-ms",
                     f"{1e3 * step_s}",
+                    "--burn",
+                    str(burn),
                 ],
                 env=os.environ | common | {"RANK": str(rank)},
             )
-            for rank in range(RANKS)
+            for rank in range(ranks)
         ]
+        self._groups = CpuGroups(ranks) if has_groups else None
+        pids = [process.pid for process in self.processes]
+        for rank, pid in enumerate(pids if self._groups is not None else ()):
+            self._groups.add(rank, pid)
+        self.slowdowns = Slowdowns(controls, self._groups, pids, burn * step_s, 0.8 * step_s)
         self._readers = [StepReader(rank, process.pid, 5) for rank, process in enumerate(self.processes)]
         self._slow_ranks = SlowRanks(factor=FACTOR, steps=STEPS)
         self.step = 0
-        self.work_s = dict.fromkeys(range(RANKS), 0.0)  # of the last steps of each rank
+        self.work_s = dict.fromkeys(range(ranks), 0.0)  # of the last steps of each rank
 
     def passes(self, until: Callable[[list[Straggler], list[str]], bool], steps: int) -> bool:
         """Follows the ranks until something is found. False after this number of steps of rank 0 without it."""
@@ -139,14 +124,16 @@ class Job:
         for process in self.processes:
             process.kill()
             process.wait()
+        if self._groups is not None:
+            self._groups.close()
 
 
 def rounds(job: Job, count: int, kinds: list[str]) -> None:
     """Prints the table of the slowdowns."""
-    results = defaultdict[str, list[tuple[bool, bool, int, float]]](list)
+    results = defaultdict[str, list[tuple[bool, bool, int, float, float]]](list)
     job.passes(lambda *_: False, 2 * STEPS)
     for number in range(count):
-        kind, rank = kinds[number % len(kinds)], number * 5 % RANKS
+        kind, rank = kinds[number % len(kinds)], number * 5 % job.ranks
         found: list[Straggler] = []
 
         def named(new: list[Straggler], over: list[str], found: list[Straggler] = found) -> bool:
@@ -154,22 +141,26 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
             return bool(found)
 
         begun = job.step
-        more_s = (SLOWER - 1.0) * median(job.work_s.values())
-        job.controls.set(rank, *((more_s, 0.0) if kind == "loader" else (0.0, more_s)))
+        usual_s = job.work_s[rank]
+        all_s = median(job.work_s.values())
+        end = job.slowdowns.begin(kind, rank, all_s, (SLOWER - 1.0) * all_s)
         job.passes(named, LIMIT)
-        job.controls.set(rank, 0.0, 0.0)
+        slower = job.work_s[rank] / usual_s
+        end()
         took = job.step - begun
-        right = bool(found) and found[0].rank == rank
-        part = right and found[0].part == _PARTS.get(kind, "compute")
-        results[kind].append((right, part, took, found[0].factor if right else 0.0))
+        right = not found if kind in UNNAMED else bool(found) and found[0].rank == rank
+        part = bool(found) and right and found[0].part == PARTS.get(kind, "compute")
+        results[kind].append((right, part, took, found[0].factor if right and found else 0.0, slower))
         job.passes(lambda new, over, rank=rank: f"n{rank}" in over, 2 * STEPS)  # type: ignore[misc]
         print(f"# {number} {kind} rank {rank}: {found[:1]} after {took} steps", file=sys.stderr)
-    print("| slowdown | rounds | rank named | part right | steps, median | steps, most | factor, median |")
-    print("|---|---|---|---|---|---|---|")
+    print("| slowdown | slower, median | rounds | right | part right | steps, median | steps, most | factor, median |")
+    print("|---|---|---|---|---|---|---|---|")
     for kind, each in results.items():
         good = [row for row in each if row[0]]
-        _, parts, steps, factors = zip(*(good or [(False, False, 0, 0.0)]), strict=True)
-        cells = [kind, len(each), len(good), sum(parts), f"{median(steps):.0f}", max(steps), f"{median(factors):.2f}"]
+        _, parts, steps, factors, _ = zip(*(good or [(False, False, 0, 0.0, 0.0)]), strict=True)
+        slower = median(row[4] for row in each)
+        cells = [kind, f"{slower:.2f}", len(each), len(good), sum(parts)]
+        cells += [f"{median(steps):.0f}", max(steps), f"{median(factors):.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 
@@ -224,14 +215,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--quiet-steps", type=int, default=10_000)
     parser.add_argument("--step-ms", type=float, default=50.0)
-    parser.add_argument("--kinds", nargs="+", default=["loader", "compute"])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--burn", type=float, default=0.02, help="share of a step on the processor")
+    parser.add_argument("--kinds", nargs="+", default=["loader", "compute"], choices=KINDS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        return train(args.rank, args.step_ms / 1e3, Controls(args.folder / "controls"))
+        step_s = args.step_ms / 1e3
+        return train(args.rank, step_s, args.burn * step_s, Controls(args.folder / "controls", args.ranks))
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), args.step_ms / 1e3)
+        has_groups = any(kind in NEED_GROUPS for kind in args.kinds)
+        job = Job(Path(folder), args.ranks, args.step_ms / 1e3, args.burn, has_groups=has_groups)
         try:
             if args.rounds:
                 rounds(job, args.rounds, args.kinds)

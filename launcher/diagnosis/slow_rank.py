@@ -80,10 +80,10 @@ class Straggler:
 
 
 def slow_words(rank: int, ranks: int, factor: float, part: str) -> str:
-    """For example "rank 5 works 1.22 times as long in a step as the others, longer in data loading"."""
+    """For example "rank 5 works 1.22 times as long as the others, longer in data loading"."""
     others = f" (and {ranks - 1} more)" if ranks > 1 else ""
     longer = f"longer in {_PARTS.get(part, part)}"
-    return f"rank {rank}{others} works {factor:.2f} times as long in a step as the others, {longer}"
+    return f"rank {rank}{others} works {factor:.2f} times as long as the others, {longer}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,7 +152,8 @@ class StoryFold:
                 kind=str(event.get("kind")),
                 fault_class=event.get("class") or "unknown", domain=event.get("domain") or "unknown",
                 reason=first_line(event.get("reason")), proof=event.get("proof") or "",
-                advice=event.get("advice") or "", node=event.get("node"), rank=event.get("rank"),
+                advice=str(event.get("advice") or "").replace("attempt-N", f"attempt-{event.get('attempt')}"),
+                node=event.get("node"), rank=event.get("rank"),
                 alike=event.get("alike") or 0, further=tuple(event.get("others") or ()),
                 consequences=event.get("consequences") or 0, step=event.get("step") or 0,
             )

@@ -19,7 +19,7 @@ class StragglerSection:
         example="swap",
     )
     factor: float = key(
-        "A rank is slow if it works this many times as long in a step as the others, waits left out.",
+        "A rank is slow if it works this many times as long as the others, waits left out.",
         default=1.1, ge=1.05, le=100, allow_inf_nan=False, example=1.2,
     )  # fmt: skip
     steps: int = key(

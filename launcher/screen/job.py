@@ -41,12 +41,11 @@ def job_lines(
         width, height: of the screen, in characters.
         is_unicode: whether the terminal shows characters outside of ASCII.
     """
-    soonest = [
-        part for words in what_next(status, job, now_s) for part in textwrap.wrap(printable(words), width - _LABEL)
-    ]
+    soonest = _wrapped(what_next(status, job, now_s), width)
     head = [_title(known, status), *_reason(status), *_labelled("next", soonest), Text()]
     parts = [*_speed(status, width, is_unicode), *_tiers(status, now_s), *_faults(status, now_s)]
-    parts += _labelled("slow", [f"{node} {slow.text()}" for node, slow in status.slow.items()], style="yellow")
+    slow = [f"{node} {slow.text()}" for node, slow in status.slow.items()]
+    parts += _labelled("slow", _wrapped(slow, width), style="yellow")
     boosters = status.elastic.boosters if status.elastic is not None else ()
     parts += _labelled("booster", [f"{booster.id} {booster.standing()}" for booster in boosters])
     if status.size is not None and not boosters:
@@ -98,6 +97,10 @@ def _faults(status: JobStatus, now_s: float) -> list[Text]:
     told = [fault_line(recovery, now_s) for recovery in status.recoveries[-_FAULTS:]]
     lines = [Text(printable(line), style="" if is_over else "yellow") for line, is_over in reversed(told)]
     return _beside("faults", lines)
+
+
+def _wrapped(lines: Sequence[str], width: int) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(printable(line), width - _LABEL)]
 
 
 def _labelled(label: str, lines: Sequence[str], style: str = "") -> list[Text]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.core.outcomes import JobOutcome
-from launcher.diagnosis.rules import MEANINGS, FaultClass
+from launcher.diagnosis.rules import MEANINGS, Domain, FaultClass
 from launcher.history.status import JobStatus
 from launcher.history.view import clock, clock_of, duration
 from launcher.history.why import FaultStory, first_line
@@ -65,7 +65,11 @@ def _head(stories: Sequence[FaultStory], status: JobStatus, title: str) -> Rende
 def _number_and_cost(stories: Sequence[FaultStory]) -> str:
     cost_s = sum(story.cost_s or 0.0 for story in stories)
     again = sum(story.steps_again or 0 for story in stories)
-    return f"{len(stories)}, which cost {_seconds(cost_s)} and {plural(again, 'step')} done again"
+    is_open = any(story.cost_s is None for story in stories)
+    if is_open and len(stories) == 1:
+        return "1, which is not over yet"
+    so_far = ", the last one not over yet" if is_open else ""
+    return f"{len(stories)}, which cost {_seconds(cost_s)} and {plural(again, 'step')} done again{so_far}"
 
 
 def _none(outcome: JobOutcome | None) -> str:
@@ -83,7 +87,7 @@ def _title(number: int, story: FaultStory) -> Text:
     parts = ", ".join(filter(None, (where, attempt, f"step {story.step}" if story.step else "")))
     return Text.assemble(
         (f"{number}  ", "bold"), (clock({"time": story.time_s}), "dim"), "  ", (story.name, "bold red"),
-        f" ({story.domain})  ", parts,
+        f" ({story.domain})  " if story.domain != Domain.UNKNOWN else "  ", parts,
     )  # fmt: skip
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_cgroup import memory_cgroup
 
 pytestmark = pytest.mark.long(seconds=60)
 
-GROUPS = Path("/sys/fs/cgroup")
 LIMIT_BYTES = 1200 << 20  # room for a runner and two workers with torch, and not for 4 GiB more
 
 MISSING = "import a_module_that_nobody_has\n"
@@ -75,20 +75,8 @@ def test_a_line_of_a_worker_stops_a_job_that_would_go_on_for_ever(tmp_path: Path
 @pytest.fixture
 def small_cgroup() -> Iterator[tuple[str, ...]]:
     """A program that runs a command in a cgroup with little memory."""
-    is_new = (GROUPS / "cgroup.controllers").exists()
-    own = next(
-        (line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()
-         if line.startswith("0::" if is_new else "") and (is_new or "memory" in line.split(":")[1].split(","))),
-        "/",
-    )  # fmt: skip
-    group = (GROUPS if is_new else GROUPS / "memory") / own.lstrip("/") / f"holdfast-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / ("memory.max" if is_new else "memory.limit_in_bytes")).write_text(str(LIMIT_BYTES))
-    except OSError as error:
-        pytest.skip(f"no cgroup with a limit of memory can be made: {error}")
-    yield ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
-    group.rmdir()
+    with memory_cgroup(f"holdfast-{os.getpid()}", LIMIT_BYTES) as processes:
+        yield ("sh", "-c", f'echo $$ > {processes} && exec "$@"', "sh")
 
 
 def test_a_worker_that_the_kernel_kills_for_lack_of_memory_is_told_from_one_that_somebody_kills(

@@ -69,11 +69,23 @@ def test_the_page_fits_its_width_and_has_every_fact(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     joined = " ".join(text.split())
     for fact in (
-        "3, which cost 37.0 s and 10 steps done again", "node_lost (unknown)", "n2 left the job", "7 ranks failed as a",
+        "3, which cost 37.0 s and 10 steps done again", "node_lost n2, attempt 0", "n2 left the job",
+        "7 ranks failed as a",
         XID, "1 other rank failed in the same way", "import (user)", "ended as not_retried", "exit code 17",
         "install it",
     ):  # fmt: skip
         assert fact in joined, fact
+
+
+def test_a_fault_that_is_not_over_has_no_cost_and_the_advice_names_the_attempts_folder() -> None:
+    advice = "log/attempt-N/rank-*.stack has the stacks of all ranks"
+    hang = event(60, "fault", attempt=3, kind="hang", reason="no step", domain="unknown", advice=advice)
+    (story,) = stories([*START, hang])
+    assert story.advice == "log/attempt-3/rank-*.stack has the stacks of all ranks"
+    text = " ".join(page([*START, hang], 80).split())
+    assert "faults 1, which is not over yet" in text and "cost not over yet" in text
+    text = " ".join(page([*START, *LOST_NODE, hang], 80).split())
+    assert "faults 2, which cost 10.0 s and 10 steps done again, the last one not over yet" in text
 
 
 def test_of_many_faults_the_page_shows_the_newest_and_counts_the_others() -> None:

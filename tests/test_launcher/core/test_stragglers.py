@@ -23,7 +23,7 @@ def slow(node: str = "n2", rank: int = 1) -> inputs.StragglerSeen:
     return inputs.StragglerSeen(node=node, attempt=0, straggler=found)
 
 
-WORDS = "rank 1 (and 1 more) works 1.23 times as long in a step as the others, longer in data loading"
+WORDS = "rank 1 (and 1 more) works 1.23 times as long as the others, longer in data loading"
 
 
 def test_a_slow_node_is_in_the_events_and_in_the_status_until_it_is_over() -> None:
