@@ -682,7 +682,8 @@ def test_a_task_whose_supervisor_never_comes_says_whom_it_waited_for(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_allocation, "START_TIMEOUT_S", 0.0)
-    monkeypatch.setenv("SLURM_PROCID", "1")
+    for name, value in (("EXECUTOR", "local"), ("LOCAL_JOB_ID", "7"), ("LOCAL_GLOBALID", "1")):
+        monkeypatch.setenv(f"SUBMITIT_{name}", value)
     with pytest.raises(LauncherError, match=r"task 0 of this job supervises, but cannot be reached"):
         Torchrun("train.py")()
 
