@@ -44,6 +44,7 @@ class Fuse:
 
     def lay(self) -> None:
         """To all that is a moment."""
+        os.fsync = lambda descriptor: None  # what a killed process has written stays written
         sys.addaudithook(lambda event, _: self._burn() if event in _CHANGES else None)
         for name in ("pwrite", "posix_fallocate"):
             setattr(os, name, self._before(getattr(os, name)))

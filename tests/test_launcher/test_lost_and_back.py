@@ -6,11 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from talkers import Talkers, ended, supervised
 
 from launcher.connections.channel import Channel
-from launcher.core import nodes
 from launcher.core.replay import History, replay
 from launcher.history.events import Event, read_events
 from launcher.history.status import status_of
@@ -91,47 +89,3 @@ def test_a_node_whose_connection_broke_is_a_spare_again_when_its_runner_is_back(
     assert status_of(events).out.keys() == {"node2"}
     assert events[-1]["event"] == "job_end"  # after it no node is out
     assert [(node, out.is_lost) for node, out in replay(events[:-1], History()).out.items()] == [("node2", True)]
-
-
-class StaysOut(Flaps):
-    """As above, until the runner is told to leave."""
-
-    async def _breaks_once_node1_is_back(self, channel: Channel, attempt: dict[str, Any]) -> None:
-        await self._tasks[-2]
-        self.ends(channel, attempt)
-
-    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
-        super().started(node, channel, attempt)
-        if (attempt["attempt"], node) == (1, "node0"):
-            self.ends(channel, attempt)
-
-
-def test_a_node_that_is_lost_too_often_stays_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "MAX_RETURNS", 0)
-    outcome, events = supervised(tmp_path, StaysOut, spares=1)
-    assert outcome.name == "done", outcome
-    assert not [event for event in events if event["event"] == "node_back"]
-    assert status_of(events).out.keys() == {"node1"}
-
-
-class FailsOnOneNode(Trains):
-    """The environment is gone on node1: each worker there ends at once."""
-
-    def started(self, node: str, channel: Channel, attempt: dict[str, Any]) -> None:
-        if node == "node1":
-            channel.send(ended(attempt, ok=False, step=None, reason="no /venv"))
-        else:
-            self.ends(channel, attempt)
-
-
-def test_a_spare_takes_the_place_of_a_node_on_which_attempts_fail(tmp_path: Path) -> None:
-    outcome, events = supervised(tmp_path, FailsOnOneNode, spares=1)
-    assert outcome.name == "done", outcome
-    starts = [(event["nodes"], event["rung"]) for event in events if event["event"] == "attempt_start"]
-    assert starts == [
-        (["node0", "node1"], "start"),
-        (["node0", "node1"], "workers"),
-        (["node0", "node2"], "spare"),
-    ]
-    assert [event["node"] for event in events if event["event"] == "problem"] == ["node1"]
-    assert status_of(events).out == {}

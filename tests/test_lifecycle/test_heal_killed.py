@@ -78,7 +78,7 @@ _WAYS = {
         jobs=None,
     ),
     "without an answer between nodes": Way(
-        settings=replace(_ALONE, check_pairs=("pairs",), pairs_timeout_s=20.0),
+        settings=replace(_ALONE, check_pairs=("pairs",), pairs_timeout_s=6.0),
         told=["reboot", "returned"],
         orders=["reboot"],
         exit_code=lambda script: 1 if "pairs" in script else 0,  # a node without torch, say: nobody is blamed
