@@ -96,11 +96,15 @@ provision-test: $(VENV)/.installed-dev
 	@command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap
 	@$(BIN)/python -m pytest -m provision $(PYTEST_FLAGS) tests/test_lifecycle/root
 
+# pip downloads the CUDA packages of old releases to read what they require, and resolves for many minutes.
+UV_PIP = .venv-oldest/bin/uv pip install -q --python .venv-oldest/bin/python $(PIP_FLAGS)
 OLDEST_PYTHON ?= $(shell for p in python3.11 ~/.pyenv/versions/3.11.*/bin/python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 test-oldest:
 	@test -n "$(OLDEST_PYTHON)" || { echo "make test-oldest: no Python 3.11 found: name one with OLDEST_PYTHON="; exit 2; }
-	@$(MAKE) --no-print-directory test-python VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1
+	@$(MAKE) --no-print-directory VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) .venv-oldest/.created
+	@.venv-oldest/bin/python -m pip --disable-pip-version-check install -qq $(PIP_FLAGS) uv
+	@$(MAKE) --no-print-directory test-python VENV=.venv-oldest PYTHON=$(OLDEST_PYTHON) TORCH=torch==2.6.0 CUDA=1 PIP="$(UV_PIP)"
 
 # A venv of its own for each Python, unless VENV names one.
 PYTHONS_VENV = $(if $(filter-out .venv,$(VENV)),$(VENV),.venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))

@@ -14,6 +14,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_POLL_S, _POLL_S = 0.001, 0.01
+_AS_LONG_AGAIN = 2  # times the limit, for a killed process that waits for a processor of an overloaded node
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,12 +135,14 @@ async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
     """SIGKILL the processes that `find` returns, again and again until it returns none.
 
     Returns:
-        PIDs that still live after `timeout_s` (in uninterruptible sleep); normally none.
+        PIDs that still live after `timeout_s`, if all of them are in uninterruptible sleep; after twice that time in
+        any state. Normally none.
     """
-    deadline = time.monotonic() + timeout_s
+    since_s = time.monotonic()
     pause_s = _FIRST_POLL_S
     while pids := find() or find():
-        if time.monotonic() > deadline:
+        limit_s = timeout_s if all(map(_is_blocked, pids)) else _AS_LONG_AGAIN * timeout_s
+        if time.monotonic() > since_s + limit_s:
             return pids
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -147,6 +150,10 @@ async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_S)
     return []
+
+
+def _is_blocked(pid: int) -> bool:
+    return state_of(pid) == "D"
 
 
 def _pids() -> Iterator[int]:

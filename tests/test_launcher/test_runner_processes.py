@@ -8,7 +8,11 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from holdfast.base import processes
 from holdfast.base.processes import (
     descendants,
     end_all,
@@ -70,6 +74,22 @@ def test_descendants_are_found_though_they_leave_their_session_and_lose_their_pa
 
 def test_what_cannot_be_ended_is_named_after_the_deadline() -> None:
     assert asyncio.run(end_all(lambda: [2**22 + 1], 0.05)) == [2**22 + 1]
+
+
+@pytest.mark.parametrize(("state", "limit_s"), [("D", 1.0), ("R", 2.0), ("S", 2.0)])
+def test_a_killed_process_that_waits_for_a_processor_has_more_time_than_one_that_the_kernel_blocks(
+    monkeypatch: pytest.MonkeyPatch, state: str, limit_s: float
+) -> None:
+    now_s = [0.0]
+
+    async def passes(seconds: float) -> None:
+        now_s[0] += seconds
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(processes, "asyncio", SimpleNamespace(sleep=passes))
+    monkeypatch.setattr(processes, "state_of", lambda pid: state)
+    assert asyncio.run(end_all(lambda: [2**22 + 1], 1.0)) == [2**22 + 1]
+    assert now_s[0] == pytest.approx(limit_s, abs=0.02)
 
 
 def test_child_dies_with_its_parent(tmp_path: Path) -> None:
