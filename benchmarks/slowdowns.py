@@ -3,13 +3,14 @@
 loader   its DataLoader sleeps longer
 compute  it sleeps longer between its DataLoader and the backward pass
 quota    its cgroup may use the processor for a part of the time only (root)
-nice     a neighbour on its core, one step of niceness below it, takes its share (root)
+nice     a neighbour on its core takes the share of it that its niceness gives (root)
 stream   a neighbour fills the memory's bandwidth: all ranks of the machine share it, so none is to be named
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
@@ -25,6 +26,7 @@ PARTS = {"loader": "data"}  # the part that is expected; compute for all others
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PERIOD_US = 8_000
+_NICE_STEP = 1.25  # of the share of a core, sched(7)
 _LEAST_US = 1_000  # the kernel takes no smaller quota
 _SPIN = "while True: pass"
 _STREAM = "import torch; torch.set_num_threads(1); a = torch.ones(1 << 26); b = a.clone()\nwhile True: b.copy_(a)"
@@ -114,15 +116,16 @@ class Slowdowns:
             return lambda: _end(stream)
         groups = self._groups
         assert groups is not None
+        waited_s = max(0.0, usual_s - self._planned_s)  # for a core, where other work fills the machine
+        share = self._burnt_s / (self._burnt_s + waited_s + more_s)
         if kind == "quota":
-            waited_s = max(0.0, usual_s - self._planned_s)  # for a core, where other work fills the machine
-            groups.limit(rank, self._burnt_s / (self._burnt_s + waited_s + more_s))
+            groups.limit(rank, share)
             return lambda: groups.limit(rank, None)
         core = {max(os.sched_getaffinity(0))}
         before = os.sched_getaffinity(self._pids[rank])
         neighbour = _neighbour(_SPIN)
         groups.add(rank, neighbour.pid)
-        os.setpriority(os.PRIO_PROCESS, neighbour.pid, 1)
+        os.setpriority(os.PRIO_PROCESS, neighbour.pid, round(math.log(share / (1.0 - share), _NICE_STEP)))
         for pid in (neighbour.pid, self._pids[rank]):
             os.sched_setaffinity(pid, core)
 

@@ -96,13 +96,14 @@ class Job:
         ]
         self._groups = CpuGroups(ranks) if has_groups else None
         pids = [process.pid for process in self.processes]
-        for rank, pid in enumerate(pids if self._groups is not None else ()):
-            self._groups.add(rank, pid)
+        if self._groups is not None:
+            for rank, pid in enumerate(pids):
+                self._groups.add(rank, pid)
         self.slowdowns = Slowdowns(controls, self._groups, pids, burn * step_s, 0.8 * step_s)
         self._readers = [StepReader(rank, process.pid, 5) for rank, process in enumerate(self.processes)]
         self._slow_ranks = SlowRanks(factor=FACTOR, steps=STEPS)
         self.step = 0
-        self.work_s = dict.fromkeys(range(ranks), 0.0)  # of the last steps of each rank
+        self.work_s: dict[int, list[float]] = {rank: [] for rank in range(ranks)}  # of each rank's steps, by reports
 
     def passes(self, until: Callable[[list[Straggler], list[str]], bool], steps: int) -> bool:
         """Follows the ranks until something is found. False after this number of steps of rank 0 without it."""
@@ -114,7 +115,7 @@ class Job:
                 if (times := reader.take()) is not None:
                     self._slow_ranks.add(f"n{rank}", times, time.monotonic())
                     self.step += times.steps if rank == 0 else 0
-                    self.work_s[rank] = times.work_s
+                    self.work_s[rank].append(times.work_s)
             if until(*self._slow_ranks.look()):
                 return True
             time.sleep(_POLL_S)
@@ -141,17 +142,19 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
             return bool(found)
 
         begun = job.step
-        usual_s = job.work_s[rank]
-        all_s = median(job.work_s.values())
+        all_s = median(median(each[-5:]) for each in job.work_s.values())
+        before = {each: len(reports) for each, reports in job.work_s.items()}
         end = job.slowdowns.begin(kind, rank, all_s, (SLOWER - 1.0) * all_s)
         job.passes(named, LIMIT)
-        slower = job.work_s[rank] / usual_s
+        now = {each: median(reports[before[each] :] or reports) for each, reports in job.work_s.items()}
+        slower = now.pop(rank) / median(now.values())
         end()
         took = job.step - begun
         right = not found if kind in UNNAMED else bool(found) and found[0].rank == rank
         part = bool(found) and right and found[0].part == PARTS.get(kind, "compute")
         results[kind].append((right, part, took, found[0].factor if right and found else 0.0, slower))
         job.passes(lambda new, over, rank=rank: f"n{rank}" in over, 2 * STEPS)  # type: ignore[misc]
+        job.passes(lambda *_: False, STEPS)  # until no step of this round is looked at any more
         print(f"# {number} {kind} rank {rank}: {found[:1]} after {took} steps", file=sys.stderr)
     print("| slowdown | slower, median | rounds | right | part right | steps, median | steps, most | factor, median |")
     print("|---|---|---|---|---|---|---|---|")
