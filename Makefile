@@ -6,8 +6,9 @@
 # make test-oldest   the tests that need no Slurm, on Python 3.11 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
 #                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.11 names the interpreter.
 # make test-python PYTHON=/path/to/python3 CUDA=1   the same on another Python, with the pinned torch, in .venv-3.12 or so
-# make test-frameworks   the adapters' tests and examples with DeepSpeed, torchtitan, Megatron-core and hydra, which it
-#                    installs into .venv/frameworks
+# make frameworks  DeepSpeed, torchtitan, Megatron-core, litData and hydra in .venv/frameworks; `make test` then has one test
+#                    of each, a worker killed and a node lost in one run
+# make test-frameworks   the same, and all of the adapters' tests and examples
 # make test-debian SUITE=trixie   the tests on Slurm and the fault suite on another Debian, in build/debian-SUITE: trixie has
 #                    Slurm 24.11 and Python 3.13, testing and sid Slurm 26.05 and Python 3.14; needs root and Debian's registry
 # make simulate N=1000000 SEED=0   bad days of simulated jobs, on all cores; a table, and each failure explained
@@ -31,7 +32,7 @@
 #   make demo TORCH=torch==2.9.1                  another version
 
 .DELETE_ON_ERROR:
-.PHONY: check release demo test fuzz test-faults test-oldest test-python test-frameworks test-debian provision-test chaos lint lock bench bench-faults docs clean simulate
+.PHONY: check release demo test fuzz test-faults test-oldest test-python frameworks test-frameworks test-debian provision-test chaos lint lock bench bench-faults docs clean simulate
 SHELL := /bin/bash
 
 # A system interpreter where there is one: ordinary users' jobs cannot run one that lies under another user's home.
@@ -113,8 +114,10 @@ test-python:
 	@$(MAKE) --no-print-directory VENV=$(PYTHONS_VENV) $(PYTHONS_VENV)/.installed-dev
 	@$(PYTHONS_VENV)/bin/python -m pytest $(PARALLEL) -m 'not slurm and not faults and not provision' $(PYTEST_FLAGS)
 
+frameworks: $(VENV)/.frameworks
+
 test-frameworks: $(VENV)/.frameworks
-	@HOLDFAST_FRAMEWORKS=$(CURDIR)/$(VENV)/frameworks $(BIN)/python -m pytest $(PARALLEL) -m 'not slurm' $(PYTEST_FLAGS) tests/adapters
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slurm' $(PYTEST_FLAGS) tests/adapters
 
 $(VENV)/.frameworks: $(VENV)/.installed-dev tests/adapters/frameworks.txt constraints.txt
 	@echo "installing what tests/adapters/frameworks.txt names"

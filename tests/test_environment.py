@@ -16,7 +16,6 @@ PRODUCT = ("holdfast", "slurm", "lifecycle", "ckpt", "launcher", "sbatch_templat
 NAME = re.compile(rf"(?<![A-Z_]){PREFIX}[A-Z_]*[A-Z]\b")
 # They import nothing of other packages: Slurm and a node run them alone.
 ALONE = ("slurm/hooks/prolog.py", "slurm/testbed/namespaces.py", "ckpt/agent/process/shim.py")
-OF_TESTS = {"HOLDFAST_FRAMEWORKS"}  # README.md of the tests has it
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -29,7 +28,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_every_variable_that_a_file_names_is_in_the_list() -> None:
     unknown = [f"{path}: {name}" for path, text in texts() for name in NAME.findall(text) if name not in set(Variable)]
-    assert [each for each in unknown if each.partition(": ")[2] not in OF_TESTS] == []
+    assert unknown == []
 
 
 def test_code_takes_the_names_from_the_list() -> None:

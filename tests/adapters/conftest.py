@@ -1,4 +1,4 @@
-"""The adapters' tests use the kit of the flow tests, and frameworks that are not in the development environment."""
+"""The adapters' tests use kits of other tests, and frameworks that are not in the development environment."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "flows"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / kits) for kits in ("flows", "test_ckpt")]
 
-FRAMEWORKS = "HOLDFAST_FRAMEWORKS"  # the folder into which `make test-frameworks` installs frameworks.txt
+FRAMEWORKS = Path(sys.prefix, "frameworks")  # into which `make frameworks` installs frameworks.txt
 
 
 @pytest.fixture
 def frameworks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lets processes of the test import what HOLDFAST_FRAMEWORKS has. Skips the test if a package is not there.
+    """Lets processes of the test import what `make frameworks` has installed. Skips the test if a package is missing.
 
     The folder is not for this process: hydra needs another antlr4 than moto.
     """
 
     def find(*packages: str) -> None:
-        folder = os.environ.get(FRAMEWORKS, "")
         for package in packages:
-            if not (folder and (Path(folder) / package).is_dir()) and importlib.util.find_spec(package) is None:
-                pytest.skip(f"{package} is not installed: `make test-frameworks` has it")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH")))))
+            if not (FRAMEWORKS / package).is_dir() and importlib.util.find_spec(package) is None:
+                pytest.skip(f"{package} is not installed: `make frameworks` does it")
+        path = (str(FRAMEWORKS), os.environ.get("PYTHONPATH"))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
 
     return find

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.long(seconds=20)
 
 
+@pytest.mark.faults
 def test_each_task_of_a_sweep_trains_through_a_fault_and_its_log_has_each_line_once(
     tmp_path: Path, frameworks: Callable[..., None]
 ) -> None:

@@ -19,14 +19,15 @@ def megatron(frameworks: Callable[..., None]) -> None:
     frameworks("megatron", "nvidia_resiliency_ext")
 
 
-@pytest.mark.parametrize("mode", ["dist", "local"])
+@pytest.mark.parametrize("mode", ["dist", pytest.param("local", marks=pytest.mark.faults)])
 def test_a_killed_worker_and_a_lost_node_change_nothing(tmp_path: Path, megatron: None, mode: str) -> None:
-    bare = undisturbed(SCRIPT, tmp_path / "bare", MODE=mode)
+    bare = undisturbed(SCRIPT, tmp_path / "bare", preload=PRELOAD, MODE=mode)
     out = broken(SCRIPT, tmp_path, KILLED, LOST, env={"MODE": mode}, preload=PRELOAD)
     assert samples(out) == samples(bare)
     assert ends(out) == ends(bare)
 
 
+@pytest.mark.faults
 def test_sharded_tensors_load_bit_for_bit_in_a_smaller_world(tmp_path: Path, megatron: None) -> None:
     """A node is lost and there is no spare: the network's one rank has both halves."""
     elastic = {"min_nodes": 1, "scaling_timeout_s": 1}

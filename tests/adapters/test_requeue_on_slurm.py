@@ -13,27 +13,35 @@ from slurm_kit import submit, write_job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.faults, pytest.mark.timeout(400)]
 
-
-SCRIPTS = {  # with the packages that each needs
-    "trainer_script.py": ["transformers"],
-    "lightning_script.py": ["lightning"],
-    "torchtitan_script.py": ["torchtitan", "torch_checkpointing", "tyro"],
-    "megatron_script.py": ["megatron", "nvidia_resiliency_ext"],
-}
+SCRIPTS = {  # with the packages that each needs, and what it imports
+    "accelerate_script.py": (["accelerate"], ["accelerate"]),
+    "deepspeed_script.py": (["deepspeed"], ["deepspeed"]),
+    "trainer_script.py": (["transformers"], ["transformers.Trainer", "transformers.EarlyStoppingCallback"]),
+    "lightning_script.py": (["lightning"], ["lightning.pytorch", "torchmetrics"]),
+    "torchtitan_script.py": (
+        ["torchtitan", "torch_checkpointing", "tyro"], ["torchtitan.components.checkpointer"]
+    ),
+    "megatron_script.py": (
+        ["megatron", "nvidia_resiliency_ext"],
+        ["megatron.core.dist_checkpointing.strategies.torch", "megatron.core.tensor_parallel.mappings"],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_requeued_job_ends_as_an_undisturbed_one(
     slurm_cluster: Any, tmp_path: Path, frameworks: Callable[..., None], script: str
 ) -> None:
-    frameworks(*SCRIPTS[script])
+    packages, preload = SCRIPTS[script]
+    frameworks(*packages)
     framework = script.partition("_")[0]
-    bare = undisturbed(script, tmp_path / "bare", MODE="dist")
+    bare = undisturbed(script, tmp_path / "bare", preload=preload, MODE="dist")
     folder = slurm_cluster.home / f"requeued-{framework}"
     job = {
         "name": "adapter",
         "script": str(HERE / script),
         "nodes": 2,
+        "preload": preload,
         "env": {
             "OUT": str(folder),
             "FAULTS": "0:1:11:9:wait",

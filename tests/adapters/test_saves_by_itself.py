@@ -1,34 +1,39 @@
-"""A script that saves by itself, and names its file with `progress:`, goes on from that file after a fault."""
+"""A script that saves by itself, and names its files with `progress:`, goes on from them after a fault."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from disturbed import HERE, ends, samples, undisturbed
+import pytest
+from disturbed import broken, ends, samples, undisturbed
 from main_job import Watch
-
-from launcher import Executor, JobSpec
-
-SCRIPT = "plain_script.py"
 
 
 def test_a_killed_worker_changes_nothing_and_the_job_has_seen_its_file(tmp_path: Path) -> None:
-    bare = undisturbed(SCRIPT, tmp_path / "bare")
-    out = tmp_path / "out"
-    out.mkdir()
-    mapping = {
-        "name": "plain", "script": str(HERE / SCRIPT), "nodes": 2, "progress": str(out / "ckpt*.pt"),
-        "env": {"OUT": str(out), "KILL": "1"},
-    }  # fmt: skip
-    spec = JobSpec.from_mapping(mapping, HERE, "adapters' test")
-    submitted = Executor(folder=tmp_path / "%j", cluster="local").submit(spec)
-    watch = Watch(submitted.paths.folder)
-    try:
-        assert submitted.result()["name"] == "done", watch.story()
-    except BaseException:
-        submitted.cancel(check=False)
-        raise
-    assert len(watch.events("attempt_start")) == 2
-    assert str(out / "ckpt.pt") in {event.get("file") for event in watch.events("own_checkpoint")}, watch.story()
+    bare = undisturbed("plain_script.py", tmp_path / "bare")
+    own = {"checkpoint": None, "progress": str(tmp_path / "out" / "ckpt*.pt")}
+    out = broken("plain_script.py", tmp_path, "0:1:12:0:die", env={}, spares=0, **own)
+    assert str(out / "ckpt.pt") in files(tmp_path)
     assert samples(out) == samples(bare)
     assert ends(out) == ends(bare)
+
+
+@pytest.mark.faults
+def test_torch_checkpointing_changes_nothing_after_a_killed_worker_and_a_lost_node(
+    tmp_path: Path, frameworks: Callable[..., None]
+) -> None:
+    frameworks("torch_checkpointing")
+    script, preload = "torch_checkpointing_script.py", ["torch_checkpointing"]
+    bare = undisturbed(script, tmp_path / "bare", preload=preload)
+    own = {"checkpoint": None, "progress": str(tmp_path / "out" / "step-*" / "model_0.pt")}
+    out = broken(script, tmp_path, "0:1:14:0:die", "1:1:25:0:wait", env={}, preload=preload, **own)
+    assert any(file.endswith("/model_0.pt") for file in files(tmp_path))
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)
+
+
+def files(folder: Path) -> set[str]:
+    """The files that the job has seen as its progress."""
+    (events,) = folder.glob("*/events.jsonl")
+    return {event["file"] for event in Watch(events.parent).events("own_checkpoint")}

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from disturbed import KILLED, LOST, broken, ends, samples, undisturbed
 
-SCRIPT = "torchtitan_script.py"
+SCRIPT, PRELOAD = "torchtitan_script.py", ["torchtitan.components.checkpointer"]
 
 pytestmark = pytest.mark.long(seconds=20)
 
 
 def test_a_killed_worker_and_a_lost_node_change_nothing(tmp_path: Path, frameworks: Callable[..., None]) -> None:
     frameworks("torchtitan", "torch_checkpointing", "tyro")
-    bare = undisturbed(SCRIPT, tmp_path / "bare")
-    out = broken(SCRIPT, tmp_path, KILLED, LOST, env={}, preload=["torchtitan.components.checkpointer"])
+    bare = undisturbed(SCRIPT, tmp_path / "bare", preload=PRELOAD)
+    out = broken(SCRIPT, tmp_path, KILLED, LOST, env={}, preload=PRELOAD)
     assert samples(out) == samples(bare)
     assert ends(out) == ends(bare)
 
@@ -34,6 +34,7 @@ for option in ({"exclude_from_loading": ["lr_scheduler"]}, {"create_seed_checkpo
 """
 
 
+@pytest.mark.faults
 def test_options_that_would_lose_state_are_refused(frameworks: Callable[..., None]) -> None:
     frameworks("torchtitan", "torch_checkpointing", "tyro")
     done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=100, check=False)

@@ -1,9 +1,9 @@
 """What a training script of the adapters' tests notes, and the faults that it has on purpose.
 
-A script runs twice: undisturbed with the bare framework under torchrun, and under Holdfast with its adapter and faults.
+A script runs twice: undisturbed with the bare framework, and under Holdfast with its adapter and faults.
 OUT is the folder for the notes. FAULTS is a list of "attempt:rank:step:committed:what". The fault comes once the job
-has committed that step: `die` kills the process; `wait` makes the file `waits` in OUT and waits for ever, so that a
-test can take the node away at this step.
+has committed that step, at once if it is 0: `die` kills the process; `wait` makes the file `waits` in OUT and waits for
+ever, so that a test can take the node away at this step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def saw(step: int, samples: Any) -> None:
     for fault in os.environ.get("FAULTS", "").split():
         attempt, rank, at, committed, what = fault.split(":")
         if (int(attempt), int(rank), int(at)) == (ATTEMPT, RANK, step):
-            _until_committed(int(committed))
+            if int(committed):
+                _until_committed(int(committed))
             if what == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             (OUT / "waits").touch()
