@@ -57,9 +57,15 @@ def steady_digests() -> Iterator[dict[int, str]]:
 def small_share() -> Iterator[Path]:
     """A small file system that the nodes to break share; tests may fill it, and have to clear it again."""
     path = Path(tempfile.mkdtemp(prefix="holdfast-share-", dir="/var/tmp"))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SHARE_BYTES},mode=1777", "tmpfs", path], check=True)
+    image = path.with_suffix(".img")  # not tmpfs: jobs with a folder in a host's memory are refused
+    with image.open("wb") as file:
+        file.truncate(_SHARE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, path], check=True)
+    path.chmod(0o1777)
     yield path
     subprocess.run(["umount", "--lazy", path], check=True)
+    image.unlink()
     path.rmdir()
 
 
