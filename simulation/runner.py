@@ -11,6 +11,7 @@ from launcher.core.inputs import (
     AgentsRejoined,
     Committed,
     FirstStep,
+    Lingering,
     NodeBroken,
     NodeIncident,
     NodeWarm,
@@ -26,6 +27,7 @@ from launcher.core.liveness import SUSPECT_S
 from launcher.diagnosis import WorkerFailure
 from launcher.diagnosis.hang_facts import RankFacts
 from launcher.leadership.succession import MAX_TURN, MEETING_S, STAGGER_S
+from launcher.runner.attempt import KILL_TIMEOUT_S, LINGER_S
 from launcher.runner.runner import FENCE_S, LEAVE_S, SUPERVISOR_SILENCE_S
 from simulation.links import BASE
 from simulation.network import CLOSE, HELLO, WELCOME, Link
@@ -379,7 +381,15 @@ class Runner:
             self.report(WorkersKilled(node=self.host.name, attempt=attempt))
             return
         delay_s = self.world.delay(0.02, 0.2) + self.host.kill_s
+        if not self.host.is_unkillable and delay_s > KILL_TIMEOUT_S:
+            self.world.clock.after(KILL_TIMEOUT_S, self._lingers, attempt)
+            delay_s = min(delay_s, KILL_TIMEOUT_S + LINGER_S)
         self.world.clock.after(4.0 if self.host.is_unkillable else delay_s, self._killed, attempt)
+
+    def _lingers(self, attempt: int) -> None:
+        if self.is_alive and self.is_awake:
+            held = "killed processes [4711] have not ended yet"
+            self.report(Lingering(node=self.host.name, attempt=attempt, held=held, wait_s=LINGER_S))
 
     def _killed(self, attempt: int) -> None:
         if not self.is_alive:

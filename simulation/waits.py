@@ -98,7 +98,7 @@ def _of_attempt(state: State, attempt: Attempt) -> Iterator[tuple[str, float | N
         if agents.has_launcher and all(node in agents.gone for node in attempt.nodes):
             yield "the launcher of agents that have ended", agents.until_s
     elif phase is AttemptPhase.KILLING and not state.is_isolated and state.stood_still_s is None:
-        yield phase.value, attempt.phase_s + KILL_CONFIRM_S
+        yield phase.value, max(attempt.phase_s, attempt.lingering_s or 0.0) + KILL_CONFIRM_S
     if agents.phase is AgentPhase.IN_DOUBT:
         yield "the doubt about agents", agents.until_s
     if phase not in AT_WORK or attempt.is_decisive:

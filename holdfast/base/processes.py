@@ -14,7 +14,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_POLL_S, _POLL_S = 0.001, 0.01
-_AS_LONG_AGAIN = 2  # times the limit, for a killed process that waits for a processor of an overloaded node
+_EXITING = 0x4  # PF_EXITING in a process' flags (include/linux/sched.h)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,6 +74,18 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def is_blocked(pid: int) -> bool:
+    """Whether the kernel blocks a process (uninterruptible sleep) that has not begun to end, so SIGKILL has no effect.
+
+    A process that ends may be in that state, too, while the driver frees its memory of GPUs.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == "D" and not int(fields[6]) & _EXITING
+
+
 def status_of(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status (proc(5)); empty if the process has ended."""
     try:
@@ -131,29 +143,30 @@ def open_memfd(pid: int, name: str) -> int | None:
     return None
 
 
-async def end_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
+async def end_all(
+    find: Callable[[], list[int]], timeout_s: float, on_slow: Callable[[list[int]], float] | None = None
+) -> list[int]:
     """SIGKILL the processes that `find` returns, again and again until it returns none.
 
+    Args:
+        on_slow: called once with what is left after `timeout_s`, unless the kernel blocks all of it. Such processes
+            free much memory, or wait for a processor, and will end. It returns for how many seconds to wait for them.
+
     Returns:
-        PIDs that still live after `timeout_s`, if all of them are in uninterruptible sleep; after twice that time in
-        any state. Normally none.
+        PIDs that still live. Normally none.
     """
-    since_s = time.monotonic()
-    pause_s = _FIRST_POLL_S
+    until_s, pause_s = time.monotonic() + timeout_s, _FIRST_POLL_S
     while pids := find() or find():
-        limit_s = timeout_s if all(map(_is_blocked, pids)) else _AS_LONG_AGAIN * timeout_s
-        if time.monotonic() > since_s + limit_s:
-            return pids
+        if (now_s := time.monotonic()) > until_s:
+            if on_slow is None or all(map(is_blocked, pids)):
+                return pids
+            until_s, on_slow = now_s + on_slow(pids), None
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_S)
     return []
-
-
-def _is_blocked(pid: int) -> bool:
-    return state_of(pid) == "D"
 
 
 def _pids() -> Iterator[int]:

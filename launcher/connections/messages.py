@@ -49,9 +49,9 @@ FROM_RUNNER = Way("runner", "supervisor", {
     "killed": message(
         "All processes of the attempt have ended, except the pids in `left`. `held`: the memory on the node's GPUs "
         "that is still not free; \"\" if all is.", attempt=int, step=int | None, left=list, held=str),
-    "gpu_memory": message(
-        "The processes of the attempt have ended, and memory on the node's GPUs is not free yet: `killed` comes when "
-        "it is, or after `wait_s` seconds.", attempt=int, held=str, wait_s=float),
+    "lingering": message(
+        "Killed processes of the attempt have not ended yet, or still hold memory on the node's GPUs (`held`). "
+        "`killed` follows, after `wait_s` seconds at the latest.", attempt=int, held=str, wait_s=float),
     "stacks": message(
         "The position of each worker, as in launcher.diagnosis.hang_facts:RankFacts. The files are written. `ras`: "
         "processes of the job that NCCL finds missing or behind, as in launcher.diagnosis.ras:RasProcess.",

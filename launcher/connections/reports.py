@@ -20,7 +20,7 @@ from launcher.core.inputs import (
     FaultReported,
     FirstStep,
     Input,
-    MemoryHeld,
+    Lingering,
     NodeBroken,
     NodeIncident,
     NodeJoined,
@@ -243,7 +243,7 @@ _READ: Mapping[str, Callable[[str, Message], Input | None]] = {
     "killed": lambda node, m: WorkersKilled(
         node=node, attempt=m["attempt"], step=m["step"], left=tuple(m["left"]), held=m["held"]
     ),
-    "gpu_memory": lambda node, m: MemoryHeld(node=node, attempt=m["attempt"], held=m["held"], wait_s=m["wait_s"]),
+    "lingering": lambda node, m: Lingering(node=node, attempt=m["attempt"], held=m["held"], wait_s=m["wait_s"]),
     "first_step": lambda node, m: FirstStep(node=node, attempt=m["attempt"], step=m["step"], time_s=m["time"]),
     "problem": lambda node, m: Reported(
         node=node, attempt=m["attempt"], event="problem", fields={"what": m["what"], "detail": m["detail"]}

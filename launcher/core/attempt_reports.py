@@ -11,7 +11,7 @@ from launcher.core.inputs import (
     Committed,
     FaultReported,
     FirstStep,
-    MemoryHeld,
+    Lingering,
     NodeBroken,
     NodeJoined,
     NodeLost,
@@ -114,7 +114,7 @@ def _is_clear(given: WorkersEnded) -> bool:
 def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
     if given.left:
         left = list(given.left)
-        turn.put_out(given.node, f"processes {left} do not end (uninterruptible sleep); reboot the node")
+        turn.put_out(given.node, f"processes {left} do not end after SIGKILL; reboot the node")
     elif given.held:
         turn.put_out(
             given.node, f"{given.held} not freed after its workers ended; reset the GPU (nvidia-smi -r) or reboot"
@@ -125,17 +125,17 @@ def on_workers_killed(turn: Turn, given: WorkersKilled) -> None:
         turn.attempt = replace(turn.attempt, killed=killed.insert(given.node))
 
 
-def on_memory_held(turn: Turn, given: MemoryHeld) -> None:
-    """Waits, because the next attempt's workers would run out of memory. At the job's end nobody does."""
+def on_lingering(turn: Turn, given: Lingering) -> None:
+    """Waits, because the next attempt's workers would lack the memory. At the job's end nobody does."""
     attempt = turn.attempt
     if attempt.phase is not AttemptPhase.KILLING or given.node not in attempt.nodes:
         return
     if attempt.is_last:
         turn.attempt = replace(turn.attempt, killed=attempt.killed.insert(given.node))
         return
-    until_s = max(attempt.memory_s or 0.0, turn.now_s + given.wait_s)
-    turn.attempt = replace(turn.attempt, memory_s=until_s)
-    what = f"ended workers still hold memory on {given.node}: the next attempt waits up to {given.wait_s:g} s for it"
+    until_s = max(attempt.lingering_s or 0.0, turn.now_s + given.wait_s)
+    turn.attempt = replace(turn.attempt, lingering_s=until_s)
+    what = f"the attempt has not ended on {given.node} yet: the next one waits up to {given.wait_s:g} s for it"
     turn.record("problem", attempt=attempt.number, node=given.node, what=what, detail=given.held)
 
 

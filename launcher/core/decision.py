@@ -188,7 +188,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.WorkersEnded: attempt_reports.on_workers_ended,
     given_.WorkersKilled: attempt_reports.on_workers_killed,
     given_.FaultReported: attempt_reports.on_fault_reported,
-    given_.MemoryHeld: attempt_reports.on_memory_held,
+    given_.Lingering: attempt_reports.on_lingering,
     given_.Progress: attempt_reports.on_progress,
     given_.StragglerSeen: stragglers.on_seen,
     given_.StragglerGone: stragglers.on_gone,

@@ -195,11 +195,11 @@ class WorkersKilled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryHeld:
-    """A node has ended all processes of an attempt, and memory on its GPUs is not free yet. WorkersKilled follows.
+class Lingering:
+    """Killed processes of an attempt have not ended yet, or still hold memory on GPUs. WorkersKilled follows.
 
     Attributes:
-        held: the GPUs, with the memory and the processes.
+        held: the processes; or the GPUs, with the memory and the processes.
         wait_s: for how long the node waits.
     """
 
@@ -545,7 +545,7 @@ Input = (
     | WorkersEnded
     | WorkersKilled
     | FaultReported
-    | MemoryHeld
+    | Lingering
     | Progress
     | StragglerSeen
     | StragglerGone

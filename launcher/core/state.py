@@ -255,7 +255,7 @@ class Attempt:
         stop_sent: the reason of the stop that the workers were asked for; None if they were not.
         is_stopped: whether workers that ended with 0 had been asked to, by a supervisor or by Slurm.
         others_s: time since which only the predecessor's node has not returned.
-        memory_s: time until which nodes wait for memory on their GPUs; None: none does.
+        lingering_s: time until which nodes wait for the last of their killed processes; None: none does.
     """
 
     number: int
@@ -288,7 +288,7 @@ class Attempt:
     stacks: HashTrieMap[str, tuple[RankFacts, ...]] = field(default_factory=HashTrieMap)
     ras: tuple[RasProcess, ...] = ()
     others_s: float | None = None
-    memory_s: float | None = None
+    lingering_s: float | None = None
 
     @property
     def is_running(self) -> bool:

@@ -17,9 +17,9 @@ from launcher.core.turn import Turn
 
 # outcomes after which no other attempt begins
 _LAST = (AttemptOutcome.DONE, AttemptOutcome.HALTED, AttemptOutcome.CANCELLED)
-KILL_CONFIRM_S = 5.0
-# After this process stood still: a runner whose connection broke is not reported as lost for half of this time.
-RECONNECT_S = 2 * RETURN_S
+KILL_CONFIRM_S = 8.0  # a runner confirms after 2 s or asks for more; on an overloaded node it may be late
+# After this process stood still: a runner whose connection broke is not reported as lost for a third of this time.
+RECONNECT_S = 3 * RETURN_S
 AGENT_FLUSH_S = 1800.0  # after the last step; the agents' last writes are the job's result
 # After a cancel; most are a SIGTERM from Slurm, 30 s before its SIGKILL (KillWait). The rest is for the question why
 # it has come, and for the end of all processes.
@@ -73,7 +73,7 @@ def _confirm_deadline_s(turn: Turn) -> float | None:
     state = turn.state
     if state.is_isolated:
         return None
-    deadline_s = max(turn.attempt.phase_s, turn.attempt.memory_s or 0.0) + KILL_CONFIRM_S
+    deadline_s = max(turn.attempt.phase_s, turn.attempt.lingering_s or 0.0) + KILL_CONFIRM_S
     return deadline_s if state.stood_still_s is None else max(deadline_s, state.stood_still_s + RECONNECT_S)
 
 

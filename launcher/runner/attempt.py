@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 _COMPILER = "torch._inductor.compile_fx"  # takes seconds, which would be the first step's
 KILL_TIMEOUT_S = 2.0
-GPU_MEMORY_S = 30.0  # for the driver to free the memory of ended workers
+LINGER_S = 30.0  # for killed processes that are ending, and for the driver to free the memory of ended ones
 _GPU_MEMORY_POLL_S = 0.25
 _RENDEZVOUS_TIMEOUT_S = 120
 
@@ -290,23 +291,29 @@ class NodeAttempt:
         """Ends an attempt, if it runs here, and reports that no process of it is left."""
         async with self._ending:  # another supervisor's request may be ending it
             is_current = attempt == self.number
-            left = await self._end(attempt + 1, 0) if is_current else []
+            left = await self._end(attempt + 1, 0, partial(self._linger, attempt)) if is_current else []
             step = self.final_step if is_current else None
         held = await self._await_gpu_memory(attempt) if is_current and not left else ""
         self._send({"op": "killed", "attempt": attempt, "step": step, "left": left, "held": held})
 
+    def _linger(self, attempt: int, what: str | list[int]) -> float:
+        """Reports what is left of an attempt and will go by itself. Returns for how long this node waits for it."""
+        held = what if isinstance(what, str) else f"killed processes {what} have not ended yet"
+        self._send({"op": "lingering", "attempt": attempt, "held": held, "wait_s": LINGER_S})
+        return LINGER_S
+
     async def _await_gpu_memory(self, attempt: int) -> str:
-        """Waits until ended workers hold no memory on the node's GPUs. Returns what they hold after GPU_MEMORY_S.
+        """Waits until ended workers hold no memory on the node's GPUs. Returns what they hold after LINGER_S.
 
         Another supervisor may begin its attempt meanwhile, whose workers use memory again.
         """
-        until_s, is_told = time.monotonic() + GPU_MEMORY_S, False
+        until_s, is_told = time.monotonic() + LINGER_S, False
         while self._gpu_memory is not None and self.number is None:
             held = await self._gpu_memory.held(self._gpus)
             if not held or time.monotonic() >= until_s:
                 return held
             if not is_told:
-                self._send({"op": "gpu_memory", "attempt": attempt, "held": held, "wait_s": GPU_MEMORY_S})
+                self._linger(attempt, held)
                 is_told = True
             await asyncio.sleep(_GPU_MEMORY_POLL_S)
         return ""
@@ -324,7 +331,9 @@ class NodeAttempt:
         async with self._ending:
             return await self._end(next_attempt, generation)
 
-    async def _end(self, next_attempt: int | None, generation: int) -> list[int]:
+    async def _end(
+        self, next_attempt: int | None, generation: int, on_slow: Callable[[list[int]], float] | None = None
+    ) -> list[int]:
         self.number = None
         self._pids = {}
         for reader in self._readers:
@@ -339,8 +348,8 @@ class NodeAttempt:
         if watch is not None:
             watch.leave_agent()
         workers, agents = await asyncio.gather(
-            self._workers.kill(KILL_TIMEOUT_S),
-            end_all(lambda: self._agent_pids(next_attempt, generation), KILL_TIMEOUT_S),
+            self._workers.kill(KILL_TIMEOUT_S, on_slow),
+            end_all(lambda: self._agent_pids(next_attempt, generation), KILL_TIMEOUT_S, on_slow),
         )
         if watch is not None:
             self.final_step = watch.step()
@@ -382,7 +391,7 @@ class NodeAttempt:
         watch.leave_agent()
         left = await end_all(lambda: self._agent_pids(watch.attempt, generation), KILL_TIMEOUT_S)
         if left:
-            log.error("checkpoint agent %s does not end (uninterruptible sleep); nothing is saved meanwhile", left)
+            log.error("checkpoint agent %s does not end; nothing is saved meanwhile", left)
         await watch.rejoin(generation)
 
     def _agent_pids(self, spared_attempt: int | None, spared_generation: int = 0) -> list[int]:

@@ -116,11 +116,11 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    async def kill(self, timeout_s: float) -> list[int]:
+    async def kill(self, timeout_s: float, on_slow: Callable[[list[int]], float] | None = None) -> list[int]:
         """Ends the attempt's workers and all their children.
 
         Returns:
-            Processes that are alive after `timeout_s`, because the kernel blocks them.
+            Processes that are alive after that, as in `end_all`.
         """
         self._task = None
         leader = await self._session if self._session is not None else None
@@ -129,7 +129,7 @@ class Workers:
         if leader is None or process is None:
             return []
         is_there = process.returncode is None  # it adopts its workers' orphans
-        return await end_all(lambda: descendants(process.pid) if is_there else session_pids(leader), timeout_s)
+        return await end_all(lambda: descendants(process.pid) if is_there else session_pids(leader), timeout_s, on_slow)
 
     async def close(self, timeout_s: float) -> None:
         """Ends the workers and the warm process."""

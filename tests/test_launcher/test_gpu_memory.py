@@ -164,7 +164,7 @@ class Frees:
 
 def killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory: Frees | None, limit_s: float) -> list[Any]:
     """What a runner says when its attempt is killed."""
-    monkeypatch.setattr(attempt_module, "GPU_MEMORY_S", limit_s)
+    monkeypatch.setattr(attempt_module, "LINGER_S", limit_s)
     monkeypatch.setattr(attempt_module, "_GPU_MEMORY_POLL_S", 0.0)
     config = RunnerConfig(
         run_id="run", node="n", ram_dir=tmp_path, job_dir=tmp_path, host="localhost", port=1, parent_pid=None
@@ -184,7 +184,7 @@ def test_the_end_of_workers_is_confirmed_once_their_memory_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     waits, done = killed(monkeypatch, tmp_path, Frees(3), 60.0)
-    assert waits == {"op": "gpu_memory", "attempt": 3, "held": "GPU 0: 61440 MiB of process 1711", "wait_s": 60.0}
+    assert waits == {"op": "lingering", "attempt": 3, "held": "GPU 0: 61440 MiB of process 1711", "wait_s": 60.0}
     assert (done["op"], done["held"]) == ("killed", "")
 
 

@@ -1,4 +1,4 @@
-"""The next attempt waits for GPU memory that ended workers still hold, or does without the node."""
+"""The next attempt waits for killed processes that are still ending or hold GPU memory, or does without the node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def killing(nodes: int = 3, train: int = 2) -> Play:
     play.dead = {"n2"}
     play.fail("n1")
     play.passes(1.0)
-    play.give(inputs.MemoryHeld(node="n2", attempt=0, held=HELD, wait_s=WAIT_S))
+    play.give(inputs.Lingering(node="n2", attempt=0, held=HELD, wait_s=WAIT_S))
     return play
 
 
@@ -40,6 +40,13 @@ def test_a_node_whose_memory_is_never_freed_is_out_with_that_reason_and_a_spare_
     assert play.attempt.nodes == ("n1", "n3")
 
 
+def test_a_node_with_processes_that_never_end_is_out_and_a_spare_takes_its_place() -> None:
+    play = killing()
+    play.give(inputs.WorkersKilled(node="n2", attempt=0, left=(1711,)))
+    assert play.out["n2"] == "processes [1711] do not end after SIGKILL; reboot the node"
+    assert play.attempt.nodes == ("n1", "n3")
+
+
 def test_a_node_that_says_nothing_more_is_out_after_its_wait() -> None:
     play = killing()
     play.passes(WAIT_S + KILL_CONFIRM_S + 1.0)
@@ -51,7 +58,7 @@ def test_at_the_jobs_end_nobody_waits_for_memory() -> None:
     play.run()
     play.dead = {"n2"}
     play.give(inputs.CancelAsked())
-    play.give(inputs.MemoryHeld(node="n2", attempt=0, held=HELD, wait_s=WAIT_S))
+    play.give(inputs.Lingering(node="n2", attempt=0, held=HELD, wait_s=WAIT_S))
     assert play.end is not None and play.end.outcome == "cancelled" and not play.events("problem")
 
 
