@@ -546,6 +546,7 @@ def test_a_stop_is_seen_once_saved_and_flushed(node: Node) -> None:
                 due = ckpt.should_save(step)
                 if due:
                     ckpt.save(step, {"x": step})
+                    settle(ckpt)
                 if ckpt.should_stop(step):
                     break
             assert due
