@@ -127,7 +127,8 @@ def _of_progress(state: State) -> Iterator[tuple[str, float]]:
     if timeout_s == 0 or not state.job.has_checkpoint or hang.is_over:
         return
     if hang.step is None:
-        yield "the first step", max(hang.step_s, hang.active_s) + max(START_S, timeout_s or 0.0)
+        learned_s = STEPS_FACTOR * state.history.longest_start_s
+        yield "the first step", max(hang.step_s, hang.active_s) + max(START_S, learned_s, timeout_s or 0.0)
     elif timeout_s is not None:
         yield "the next step", max(hang.step_s, hang.section_s) + timeout_s
     else:

@@ -4,6 +4,7 @@
     lightning      Trainer(...).fit(module, loader): Lightning's Trainer
     deepspeed      engine_state(engine): an engine with ZeRO stage 1 or 2
     torchtitan     CheckpointManager.Config(enable=True): torchtitan's Trainer
+    litdata        ChunkDataset(url): litData's chunks in a bucket, under an ElasticSampler
     megatron       ShardedState(ckpt), LocalCheckpointManager(ckpt): Megatron-core's two ways to save
 
     parts          what adapters share

@@ -98,7 +98,7 @@ class _JobCollector:
         words = "Faults by kind, by the class of the failure, and by whose it is."
         made = CounterMetricFamily("holdfast_job_faults", words, labels=["job_id", "kind", "class", "domain"])
         for labels, count in Counter((each.kind, each.fault_class, each.domain) for each in facts.faults).items():
-            made.add_metric([self._job_id, *labels], count)
+            made.add_metric([self._job_id, *labels], float(count))
         return made
 
     def _of_nodes(self, facts: RunFacts) -> Iterator[Metric]:

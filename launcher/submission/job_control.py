@@ -23,7 +23,7 @@ from launcher.history.wording import plural
 from launcher.job.registry import KnownJob
 from launcher.job.scale_request import ScaleRequest
 from launcher.job.stop_request import StopRequest
-from launcher.scheduler import scheduler
+from launcher.scheduler import SCHEDULERS, scheduler
 from launcher.submission.logs import log_ends
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class JobFollower:
 
     def status(self) -> JobStatus:
         told = by_events(self._job, self._reader)
-        is_old = time.monotonic() - self._asked_s >= scheduler(self._job.cluster).poll_s
+        poll_s = scheduler(self._job.cluster).poll_s if self._job.cluster in SCHEDULERS else 0.0
+        is_old = time.monotonic() - self._asked_s >= poll_s
         is_other = (told.state, told.elastic) != (self._told.state, self._told.elastic)
         if is_old or is_other:
             self._told, self._asked_s = told, time.monotonic()
@@ -106,7 +107,9 @@ def _now(job: KnownJob, status: JobStatus) -> JobStatus:
         if request.is_served and status.state in ("pending", "requeued"):
             return replace(status, state=JobOutcome.HALTED, reason="ended in the queue, as asked")
         status = replace(status, stop=str(request))
-    return with_request(job, scheduler(job.cluster).corrected(job, status))
+    if job.cluster in SCHEDULERS:  # else it is of another version, or somebody has written the job's files
+        status = scheduler(job.cluster).corrected(job, status)
+    return with_request(job, status)
 
 
 def await_end(job: KnownJob, show: Callable[[JobStatus], None]) -> tuple[JobStatus, int]:

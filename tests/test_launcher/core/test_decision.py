@@ -24,7 +24,7 @@ from launcher.core.stages import (
 )
 from launcher.core.state import RestartLimits, Stage, State
 from launcher.core.stop_reasons import StopReason
-from launcher.core.teardown import RECONNECT_S
+from launcher.core.teardown import KILL_CONFIRM_S, RECONNECT_S
 from launcher.core.turn import Turn
 from launcher.diagnosis.ras import RasProcess
 from launcher.history.status import status_of
@@ -288,8 +288,8 @@ def test_a_node_that_does_not_confirm_the_end_of_its_workers_is_out() -> None:
     play.dead = {"n2"}
     play.fail("n1")
     assert len(starts(play)) == 1
-    play.passes(5.0)
-    assert play.out == {"n2": "did not confirm the end of its workers within 5 s"}
+    play.passes(KILL_CONFIRM_S)
+    assert play.out == {"n2": "did not confirm the end of its workers within 8 s"}
     assert starts(play)[1:] == [(["n1", "n3"], "spare")]
 
 
@@ -312,7 +312,7 @@ def test_processes_that_do_not_end_cost_their_node() -> None:
     play.silent = {do.Send}
     play.fail("n1")
     play.give(inputs.WorkersKilled(node="n1", attempt=0), inputs.WorkersKilled(node="n2", attempt=0, left=(17,)))
-    assert play.out == {"n2": "processes [17] do not end (uninterruptible sleep); reboot the node"}
+    assert play.out == {"n2": "processes [17] do not end after SIGKILL; reboot the node"}
     assert starts(play)[1:] == [(["n1", "n3"], "spare")]
 
 
