@@ -154,7 +154,8 @@ def _stays_needlessly(state: State) -> str:
     base = [node for node in state.job.nodes if node in state.members and node not in attempt.nodes]
     free = [node for node in base if node not in avoided and state.members[node].phase is Phase.READY]
     blamed = avoided.intersection(attempt.nodes) - unwanted  # the spare may be for one of these
-    are_warm = all(state.members[node].is_warm for node in free)
+    ready = [member for member in state.members.table.values() if member.phase is Phase.READY]
+    are_warm = all(member.is_warm for member in ready)  # a booster's node may be among the best
     of_boosters = sum(each.allocation != "job" and is_usable(each) for each in state.members.table.values())
     may_be = state.job.base_size + of_boosters  # it would be smaller afterwards, if it has lost its boosters
     is_full = min(_wanted(state), state.job.base_size) <= len(attempt.nodes) <= may_be
