@@ -69,6 +69,8 @@ def peaks(memory: Path, disk: Path, tiers: dict[str, Any], scheme: dict[str, Any
     nvme = {"path": str(disk / "nvme"), "every_steps": 1}
     section = {"memory": {"keep": 2}, "redundancy": scheme, "nvme": nvme, **tiers}
     with AgentProcesses(memory, NODES, 0, section) as agents, peak_mib(agents, found, "save, protect, flush"):
+        for worker in agents.workers:  # no worker saves before it has the plan: the namespace is claimed by then
+            assert worker.request("plan", timeout_s=WAIT_S)["step"] is None
         agents.save(1, 0, mib << 20)
         for worker in agents.workers:
             worker.request("await_saves", timeout_s=WAIT_S)

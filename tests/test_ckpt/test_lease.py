@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,35 @@ CLAIM = Claim(run_id="r", attempt=1, nonce="n", user="u", host="h", job="7", sin
 
 def another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_kit.RUN_ID", "run-2")
+
+
+def test_a_folder_is_made_once_though_the_first_answer_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls that both make it would each take the time of its own mark for that of the folder."""
+    meeting, prepare, at_once, most = threading.Barrier(2), SharedTier.prepare, set[int](), [0]
+
+    def meets(tier: SharedTier) -> float:
+        at_once.add(threading.get_ident())
+        most[0] = max(most[0], len(at_once))
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)  # for another call, which does not come
+        try:
+            return prepare(tier)
+        finally:
+            at_once.discard(threading.get_ident())
+
+    monkeypatch.setattr(SharedTier, "prepare", meets)
+
+    async def test() -> None:
+        hasty = replace(DEADLINES, answer_s=0.05)
+        async with World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=hasty) as world:
+            await world.save(10, 0)
+            await world.await_saves()
+            assert [save.step for save in SharedTier(tmp_path / "shared", "test").steps()] == [10]
+
+    run(test)
+    assert most == [1]
 
 
 def test_a_second_run_is_refused_by_name_and_the_first_loses_nothing(

@@ -186,7 +186,7 @@ class FlushLeader(Part):
 
     async def _write_shared(self, name: str, tier: Tier, save: SaveId) -> None:
         """All nodes write, then this node commits."""
-        self._lease.recognise(name, await in_time(self._deadlines.flush_s, tier.prepare))
+        await self._lease.prepare(name, self._deadlines.flush_s)
         await in_time(self._deadlines.flush_s, tier.begin, save)
         answers = await self._context.call_training("flush_write", tier=name, save=save)
         world_size, packs = self._place.world_size, [answer["places"] for answer in answers]

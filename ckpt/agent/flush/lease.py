@@ -7,6 +7,7 @@ import logging
 import os
 import pwd
 import secrets
+import threading
 import time
 from dataclasses import replace
 
@@ -41,6 +42,7 @@ class Lease:
             job=place.job, since_s=time.time(), process=identity_of(place.run_pid) if place.run_pid else "",
             name=place.owner.name, script=place.owner.script,
         )  # fmt: skip
+        self._preparing = {name: threading.Lock() for name in self._tiers}
         self._taken = asyncio.Event()
         self._held: set[str] = set()  # tiers with this run's claim
         self._lost: dict[str, str] = {}  # tiers that another run has taken, with the reason to stay away
@@ -78,13 +80,14 @@ class Lease:
         if reason is not None:
             raise AgentError(reason)
 
-    def recognise(self, name: str, made_s: float) -> None:
-        """Checks that a tier's folder is still the claimed one.
+    async def prepare(self, name: str, timeout_s: float) -> None:
+        """Makes a tier's folder, or checks that it is still the claimed one.
 
         Raises:
             AgentError: it was made earlier than the claimed one: another file system was mounted over it, with steps
-                of its own.
+                of its own; or there was no answer in time.
         """
+        made_s = await in_time(timeout_s, self._prepare, name)
         claimed_s = self._made_s.setdefault(name, made_s)
         if made_s < claimed_s:
             self._lost[name] = (
@@ -97,9 +100,14 @@ class Lease:
             self._made_s[name] = made_s
             self._listener.problem(f"the folder of the {name} tier was made again", "it was removed, or is not mounted")
 
+    def _prepare(self, name: str) -> float:
+        """Runs in a thread. Two that make the same folder at once would give it different times."""
+        with self._preparing[name]:
+            return self._tiers[name].prepare()
+
     async def _take(self, name: str, tier: Tier) -> None:
         try:
-            self._made_s[name] = await in_time(self._deadlines.answer_s, tier.prepare)
+            self._made_s[name] = await in_time(self._deadlines.answer_s, self._prepare, name)
             found = await in_time(self._deadlines.answer_s, tier.read_claim)
             if found is not None and (why := found.why_not_for(self._claim)) is not None:
                 raise NamespaceInUse(f"namespace {self._namespace} in the {name} tier {why}")
@@ -158,7 +166,7 @@ class Lease:
             return
         try:
             if name not in self._held:
-                self.recognise(name, await in_time(self._deadlines.answer_s, tier.prepare))
+                await self.prepare(name, self._deadlines.answer_s)
             found = await self._found(name, tier)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
                 self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
