@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,30 @@ def test_a_folder_is_made_once_though_the_first_answer_takes_long(
 
     run(test)
     assert most == [1]
+
+
+def test_nothing_is_written_to_a_tier_that_was_silent_at_first_and_is_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(tier: SharedTier) -> Claim | None:
+        raise OSError("no answer")
+
+    async def test() -> None:
+        tier = SharedTier(tmp_path / "shared", "test")
+        tier.prepare()
+        tier.write_claim(CLAIM)
+        calm = replace(DEADLINES, beat_s=60)
+        with monkeypatch.context() as silence:
+            silence.setattr(SharedTier, "read_claim", no_answer)
+            world = await World(tmp_path, ["a"], 0, config(tmp_path / "shared"), deadlines=calm).__aenter__()
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(world.__aexit__)
+            await world.save(20, 0)
+            problem = await world.monitors[0].event("problem", step=20, failed="shared")
+            assert "namespace test is in use in the shared tier by job 7" in problem["detail"]
+        assert list(tier.steps()) == []
+
+    run(test)
 
 
 def test_a_second_run_is_refused_by_name_and_the_first_loses_nothing(
@@ -227,8 +251,12 @@ def test_who_finds_himself_replaced_writes_nothing_more_there(tmp_path: Path) ->
             await world.plan()
             await world.save(10, 0)
             await world.await_saves()
-            # Again and again, as a run that lives: the agent may just be about to write its own.
-            await until(lambda: tier.write_claim(replace(CLAIM, run_id="run-2")) or world.monitors[0].seen("problem"))
+
+            def is_noticed() -> bool:
+                tier.write_claim(replace(CLAIM, run_id="run-2"))  # again: the agent may just be about to write its own
+                return bool(world.monitors[0].seen("problem"))
+
+            await until(is_noticed)
             problem = await world.monitors[0].event("problem", what="nothing goes to the shared tier any more")
             assert "taken over in the shared tier by job 7 of user u on h" in problem["detail"]
             await world.save(20, 1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from launcher import scheduler as table
 from launcher.clusters.local.scheduler import LocalScheduler
 from launcher.clusters.local.submission import SupervisedLocalExecutor, SupervisedLocalJob
 from launcher.errors import UsageError
@@ -88,8 +87,7 @@ class AtScheduler(LocalScheduler):
 
 
 def test_a_further_scheduler_needs_its_package_and_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    further = {"at": Registered(f"{__name__}:AtScheduler", "this machine in the evening")}
-    monkeypatch.setattr(table, "SCHEDULERS", {**SCHEDULERS, **further})
+    monkeypatch.setitem(SCHEDULERS, "at", Registered(f"{__name__}:AtScheduler", "this machine in the evening"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")

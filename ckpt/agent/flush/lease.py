@@ -81,12 +81,18 @@ class Lease:
             raise AgentError(reason)
 
     async def prepare(self, name: str, timeout_s: float) -> None:
-        """Makes a tier's folder, or checks that it is still the claimed one.
+        """Makes a tier's folder, or checks that it is still the claimed one; before a write.
 
         Raises:
-            AgentError: it was made earlier than the claimed one: another file system was mounted over it, with steps
-                of its own; or there was no answer in time.
+            AgentError: another run has it; there was no answer in time; or another file system was mounted over it.
         """
+        await self._recognise(name, timeout_s)
+        if name not in self._held:  # it has not answered yet
+            await self._renew(name, self._tiers[name])
+            self.check(name)
+
+    async def _recognise(self, name: str, timeout_s: float) -> None:
+        """Raises AgentError if the folder was made earlier than the claimed one, so that it has steps of its own."""
         made_s = await in_time(timeout_s, self._prepare, name)
         claimed_s = self._made_s.setdefault(name, made_s)
         if made_s < claimed_s:
@@ -166,10 +172,11 @@ class Lease:
             return
         try:
             if name not in self._held:
-                await self.prepare(name, self._deadlines.answer_s)
+                await self._recognise(name, self._deadlines.answer_s)
             found = await self._found(name, tier)
             if found is not None and found.nonce != self._claim.nonce and not found.yields_to(self._claim):
-                self._lost[name] = f"namespace {self._namespace} was taken over in the {name} tier by {found}"
+                taken = "was taken over" if name in self._held else "is in use"
+                self._lost[name] = f"namespace {self._namespace} {taken} in the {name} tier by {found}"
                 self._listener.problem(f"nothing goes to the {name} tier any more", self._lost[name])
                 return
             await in_time(self._deadlines.answer_s, tier.write_claim, self._claim)
