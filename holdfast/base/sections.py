@@ -10,12 +10,49 @@ import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 SectionName = Literal["data", "compute", "communication"]
 SECTIONS: tuple[SectionName, ...] = get_args(SectionName)
+Finished: TypeAlias = Callable[[int, int, int], None]
 
 _COMPUTE = SECTIONS.index("compute")
+
+
+class Clock(Protocol):
+    """Measures how long a thread, or the work that it has queued on an accelerator, is in each section."""
+
+    def charge(self, section: int) -> None:
+        """The time since the last call was in this section, by its index in SECTIONS."""
+
+    def finish_step(self, section: int) -> None:
+        """The same, and a step ends here."""
+
+
+class HostClock:
+    """The time of the thread.
+
+    Args:
+        finished: called at the end of each step, with its nanoseconds in each of SECTIONS.
+    """
+
+    def __init__(self, finished: Finished) -> None:
+        self._finished = finished
+        self._spent_ns = [0] * len(SECTIONS)
+        self._since_ns = perf_counter_ns()
+        self._has_begun = False
+
+    def charge(self, section: int) -> None:
+        now_ns = perf_counter_ns()
+        self._spent_ns[section] += now_ns - self._since_ns
+        self._since_ns = now_ns
+
+    def finish_step(self, section: int) -> None:
+        self.charge(section)
+        if self._has_begun:  # what came before the first end is no step
+            self._finished(*self._spent_ns)
+        self._has_begun = True
+        self._spent_ns = [0] * len(SECTIONS)
 
 
 class StepTimes:
@@ -23,48 +60,40 @@ class StepTimes:
 
     The thread is in compute where it is in no other section. A section within another one interrupts it.
 
-    Args:
-        finished: called at the end of each step, with its nanoseconds in each of SECTIONS.
+    Attributes:
+        clock: measures the time in each section.
+        acts_for_it: whether the calling thread does the measured thread's work, while that one waits for it.
     """
 
-    def __init__(self, finished: Callable[[int, int, int], None]) -> None:
-        self._finished = finished
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.acts_for_it: Callable[[], bool] = lambda: False
         self._thread = threading.get_ident()
-        self._spent_ns = [0] * len(SECTIONS)
         self._outer: list[int] = []  # the sections around the present one
         self._now_in = _COMPUTE
-        self._since_ns = perf_counter_ns()
-        self._has_begun = False
 
     def enter(self, section: int) -> bool:
         """This thread enters a section, by its index in SECTIONS. False in another thread, which does not count."""
-        if threading.get_ident() != self._thread:
+        if not self._counts():
             return False
-        self._charge()
+        self.clock.charge(self._now_in)
         self._outer.append(self._now_in)
         self._now_in = section
         return True
 
     def leave(self) -> None:
         """This thread leaves the section that it has entered last."""
-        if threading.get_ident() == self._thread and self._outer:
-            self._charge()
+        if self._outer and self._counts():
+            self.clock.charge(self._now_in)
             self._now_in = self._outer.pop()
 
     def finish_step(self) -> None:
-        """A step ends here. What came before the first end is no step."""
-        if threading.get_ident() != self._thread:
-            return
-        self._charge()
-        if self._has_begun:
-            self._finished(*self._spent_ns)
-        self._has_begun = True
-        self._spent_ns = [0] * len(SECTIONS)
+        """A step ends here."""
+        if self._counts():
+            self.clock.finish_step(self._now_in)
 
-    def _charge(self) -> None:
-        now_ns = perf_counter_ns()
-        self._spent_ns[self._now_in] += now_ns - self._since_ns
-        self._since_ns = now_ns
+    def _counts(self) -> bool:
+        return threading.get_ident() == self._thread or self.acts_for_it()
 
 
 class Section:
@@ -99,11 +128,12 @@ by_name: Mapping[str, Section] = dict(zip(SECTIONS, _all, strict=True))
 _times: StepTimes | None = None
 
 
-def measure(finished: Callable[[int, int, int], None]) -> None:
-    """From now on, measure the steps of this thread; see StepTimes. Processes that it forks are not measured."""
+def measure(finished: Finished) -> StepTimes:
+    """From now on, measure the steps of this thread. Processes that it forks are not measured."""
     global _times
-    _times = StepTimes(finished)
+    _times = StepTimes(HostClock(finished))
     os.register_at_fork(after_in_child=stop)
+    return _times
 
 
 def finish_step() -> None:

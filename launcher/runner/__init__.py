@@ -22,7 +22,7 @@
     network.py     finds which network NCCL uses in the workers
     activity.py    detects whether the workers do anything
     stacks.py      stack dumps of hung workers
-    step_times.py  the times of a worker's last steps; step_hooks.py: how it measures them
+    step_times.py  the times of a worker's last steps; step_hooks.py: how it measures them; stream_clock.py: on GPUs
     ras.py         what NCCL's RAS tells of a hang
     collectives.py  the collectives that a worker has entered, from torch's Flight Recorder
 

@@ -22,8 +22,19 @@ import os, sys, time
 from launcher.runner.step_hooks import measure_steps
 measure_steps()
 import torch, torch.distributed as dist
+from launcher.runner import step_hooks
+class Event:
+    def __init__(self, enable_timing): pass
+    def record(self, stream): self.at_s = time.perf_counter()
+    def query(self): return True
+    def elapsed_time(self, later): return (later.at_s - self.at_s) * 1e3
+class Device:  # an accelerator whose work is done at once
+    class Stream:
+        def wait_event(self, event): pass
+    Event, current_stream = Event, staticmethod(lambda: "stream")
 rank, way = int(os.environ["RANK"]), sys.argv[1]
 dist.init_process_group("gloo")
+if way == "stream": step_hooks._accelerator = lambda optimizer: Device
 class Samples(torch.utils.data.Dataset):
     def __len__(self): return {STEPS} + 1
     def __getitem__(self, at):
@@ -43,7 +54,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(params=["ddp", "data"])
+@pytest.fixture(params=["ddp", "data", "stream"])
 def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[int, RankTimes]]]:
     """Two ranks, of which rank 1 is slow: the kind of training, and what the runner reads."""
     (tmp_path / "train.py").write_text(WORKER)
