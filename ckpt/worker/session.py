@@ -377,6 +377,7 @@ class Session:
             return events is not None
 
     def _drop(self, step: int, line: Line, reason: str) -> None:
+        self._slots.drops(step)
         self._send_drop("drop_shard", step, line, reason=reason)
         is_away = not isinstance(self._link.state, Up)
         self._slots.dropped_here(step, reason, quietly=is_away)

@@ -103,9 +103,12 @@ class Slots:
                 if step not in self._dropped_here:  # else the agent repeats this rank's own report
                     self.count("step %d was dropped before it was committed: %s", step, event["reason"])
 
+    def drops(self, step: int) -> None:
+        """This rank is about to tell the agent that it stages no shard of a step. The agent repeats that at once."""
+        self._dropped_here.append(step)
+
     def dropped_here(self, step: int, reason: str, *, quietly: bool) -> None:
         """This rank has staged no shard of a step. `quietly`: the loss of the agents was logged already."""
-        self._dropped_here.append(step)
         if quietly:
             self.failed += 1
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import shutil
@@ -101,9 +102,14 @@ class Week:
             self._is_mounted = True
 
     def _copied(self) -> Path:
-        self._copies += 1
-        away = shutil.ignore_patterns(".*")  # a step on its way out may vanish meanwhile
-        return Path(shutil.copytree(self._shared, self._root / f"disk-{self._copies}", ignore=away))
+        """A copy as a user makes it. A step on its way out may vanish meanwhile, then it is made again."""
+        while True:
+            self._copies += 1
+            copy, before = self._root / f"disk-{self._copies}", sorted(self._shared.rglob("*"))
+            with contextlib.suppress(shutil.Error):
+                return Path(shutil.copytree(self._shared, copy, ignore=shutil.ignore_patterns(".*")))
+            assert sorted(self._shared.rglob("*")) != before, "nothing has vanished"
+            shutil.rmtree(copy)
 
     def _new_job(self) -> None:
         self._run, self._attempt = self._run + 1, -1

@@ -20,11 +20,14 @@ from trainer_kit import LIMIT_S, Node
 
 from ckpt import Checkpointer
 from ckpt.format.boxes import Box
+from ckpt.format.line import Line
 from ckpt.memory.arena import Slot
 from ckpt.worker.placement import PlacedBox, parts_of
 from ckpt.worker.save.gpu_checksums import checksum
 from ckpt.worker.save.staging import Stager
 from ckpt.worker.save_in_flight import Background
+from ckpt.worker.session import Session
+from ckpt.worker.slots import Slots
 
 
 class Lane:
@@ -266,6 +269,30 @@ def test_a_device_that_fails_fails_the_save_and_not_the_training(
         ckpt.save(2, state)
         ckpt.close()
     assert restored(node)[0] == 2
+
+
+def test_a_drop_that_the_agent_repeats_at_once_is_counted_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, heed, repeated = Session._send_drop, Slots.heed, threading.Event()
+
+    def slowly(session: Session, op: str, step: int, line: Line, **reason: str) -> None:
+        send(session, op, step, line, **reason)
+        assert repeated.wait(LIMIT_S)
+
+    def noting(slots: Slots, event: dict[str, Any]) -> None:
+        heed(slots, event)
+        if event["event"] == "dropped":
+            repeated.set()
+
+    monkeypatch.setattr(Session, "_send_drop", slowly)
+    monkeypatch.setattr(Slots, "heed", noting)
+    state, optimizer = training()
+    ckpt, lane = start(node)
+    with ckpt:
+        lane.error = RuntimeError("device-side assert")
+        ckpt.save(1, state)
+        optimizer.step()
+        ckpt._engine.connect().await_saves()
+        assert ckpt.failed_saves == 1
 
 
 def test_no_optimizer_waits_for_a_checkpointer_that_is_closed(node: Node) -> None:
