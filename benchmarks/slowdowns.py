@@ -5,6 +5,8 @@ compute  it sleeps longer between its DataLoader and the backward pass
 quota    its cgroup may use the processor for a part of the time only (root)
 nice     a neighbour on its core takes the share of it that its niceness gives (root)
 stream   a neighbour fills the memory's bandwidth: all ranks of the machine share it, so none is to be named
+network  all bytes between ranks pass a queue of limited rate: the network is to be named, and no rank (root, and a
+         network namespace of its own)
 """
 
 from __future__ import annotations
@@ -13,21 +15,23 @@ import contextlib
 import math
 import mmap
 import os
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-KINDS = ("loader", "compute", "quota", "nice", "stream")
+KINDS = ("loader", "compute", "quota", "nice", "stream", "network")
 NEED_GROUPS = ("quota", "nice")
-UNNAMED = ("stream",)
+UNNAMED = ("stream", "network")  # no rank is to be named
 PARTS = {"loader": "data"}  # the part that is expected; compute for all others
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PERIOD_US = 8_000
 _NICE_STEP = 1.25  # of the share of a core, sched(7)
 _LEAST_US = 1_000  # the kernel takes no smaller quota
+_MTU = 1500  # of the loopback device where the network is slowed: its own packets are larger than the queue's bursts
 _SPIN = "while True: pass"
 _STREAM = "import torch; torch.set_num_threads(1); a = torch.ones(1 << 26); b = a.clone()\nwhile True: b.copy_(a)"
 
@@ -95,11 +99,16 @@ class Slowdowns:
         pids: of the ranks.
         burnt_s: the processor time of a rank in a step.
         planned_s: what the work of a step takes on a machine that does nothing else.
+
+    Attributes:
+        bytes_a_step: what all ranks together send in a step.
+        exchange_s: for how long they do.
     """
 
     def __init__(
         self, controls: Controls, groups: CpuGroups | None, pids: list[int], burnt_s: float, planned_s: float
     ) -> None:
+        self.bytes_a_step = self.exchange_s = 0.0
         self._controls = controls
         self._groups = groups
         self._pids = pids
@@ -114,6 +123,10 @@ class Slowdowns:
         if kind == "stream":
             stream = _neighbour(_STREAM)
             return lambda: _end(stream)
+        if kind == "network":
+            rate = 8 * self.bytes_a_step / (self.exchange_s + more_s)
+            _tc("add", "tbf", "rate", f"{rate:.0f}bit", "burst", "5kb", "latency", "2s")
+            return lambda: _tc("del")
         groups = self._groups
         assert groups is not None
         waited_s = max(0.0, usual_s - self._planned_s)  # for a core, where other work fills the machine
@@ -134,6 +147,24 @@ class Slowdowns:
             os.sched_setaffinity(self._pids[rank], before)
 
         return end
+
+
+def prepare_network() -> None:
+    """Sets up the loopback device of this process's own network namespace, in which nothing else is."""
+    if socket.if_nameindex() != [(1, "lo")]:
+        sys.exit("the network is slowed in a namespace of its own: run this by `unshare -n`")
+    subprocess.run(["ip", "link", "set", "lo", "up", "mtu", str(_MTU)], check=True)
+
+
+def sent_bytes() -> int:
+    """What has been sent over the loopback device."""
+    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.partition(":")[2].split()[8])
+
+
+def _tc(*args: str) -> None:
+    verb, *queue = args
+    subprocess.run(["tc", "qdisc", verb, "dev", "lo", "root", *queue], check=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
     chrt -f 5 python benchmarks/stragglers.py [--rounds 100] [--quiet-steps 10000] [--step-ms 50]
     python benchmarks/stragglers.py --ranks 4 --burn 0.2 --kinds quota nice stream    (as root)
+    unshare -n chrt -f 5 python benchmarks/stragglers.py --kinds network --quiet-steps 0    (as root)
 
 `chrt` (root) lets them run in time where other work fills the machine. Quotas and niceness have no effect on such
 processes; where they are tried, a cgroup lets the ranks go before other work.
@@ -25,9 +26,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from slowdowns import KINDS, NEED_GROUPS, PARTS, UNNAMED, Controls, CpuGroups, Slowdowns
+from slowdowns import KINDS, NEED_GROUPS, PARTS, UNNAMED, Controls, CpuGroups, Slowdowns, prepare_network, sent_bytes
 
-from launcher.diagnosis.slow_rank import SlowRanks, Straggler
+from launcher.diagnosis.slow_rank import FIRST, SlowNetwork, SlowRanks, Straggler
 from launcher.runner.port import free_port
 from launcher.runner.step_times import StepReader
 
@@ -121,6 +122,10 @@ class Job:
             time.sleep(_POLL_S)
         return False
 
+    @property
+    def network(self) -> SlowNetwork | None:
+        return self._slow_ranks.network
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
@@ -133,13 +138,19 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
     """Prints the table of the slowdowns."""
     results = defaultdict[str, list[tuple[bool, bool, int, float, float]]](list)
     job.passes(lambda *_: False, 2 * STEPS)
+    if "network" in kinds:
+        begun, before_bytes, begun_s = job.step, sent_bytes(), time.monotonic()
+        job.passes(lambda *_: False, (FIRST + 1) * STEPS)  # the first steps, with which later ones are compared
+        passed, work_s = job.step - begun, median(median(each) for each in job.work_s.values())
+        job.slowdowns.bytes_a_step = (sent_bytes() - before_bytes) / passed
+        job.slowdowns.exchange_s = (time.monotonic() - begun_s) / passed - work_s
     for number in range(count):
         kind, rank = kinds[number % len(kinds)], number * 5 % job.ranks
         found: list[Straggler] = []
 
         def named(new: list[Straggler], over: list[str], found: list[Straggler] = found) -> bool:
             found += new
-            return bool(found)
+            return bool(found or job.network)
 
         begun = job.step
         all_s = median(median(each[-5:]) for each in job.work_s.values())
@@ -151,11 +162,14 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
         end()
         took = job.step - begun
         right = not found if kind in UNNAMED else bool(found) and found[0].rank == rank
+        right = right and (job.network is not None) is (kind == "network")
         part = bool(found) and right and found[0].part == PARTS.get(kind, "compute")
-        results[kind].append((right, part, took, found[0].factor if right and found else 0.0, slower))
+        told = found[0].factor if found else job.network.factor if job.network else 0.0
+        results[kind].append((right, part, took, told if right else 0.0, slower))
         job.passes(lambda new, over, rank=rank: f"n{rank}" in over, 2 * STEPS)  # type: ignore[misc]
         job.passes(lambda *_: False, STEPS)  # until no step of this round is looked at any more
-        print(f"# {number} {kind} rank {rank}: {found[:1]} after {took} steps", file=sys.stderr)
+        named_s = f"{found[:1]} {job.network or ''}"
+        print(f"# {number} {kind} rank {rank}: {named_s} after {took} steps", file=sys.stderr)
     print("| slowdown | slower, median | rounds | right | part right | steps, median | steps, most | factor, median |")
     print("|---|---|---|---|---|---|---|---|")
     for kind, each in results.items():
@@ -169,8 +183,13 @@ def rounds(job: Job, count: int, kinds: list[str]) -> None:
 
 def quiet(job: Job, steps: int) -> None:
     """Counts alarms in steps without a slowdown."""
-    alarms: list[Straggler] = []
-    job.passes(lambda new, over: alarms.extend(new) or False, steps)  # type: ignore[func-returns-value]
+    alarms: list[Straggler | SlowNetwork] = []
+
+    def note(new: list[Straggler], over: list[str]) -> bool:
+        alarms.extend([*new, *filter(None, [job.network])])
+        return False
+
+    job.passes(note, steps)
     print(f"\nfalse alarms in {steps} steps without a slowdown: {len(alarms)} {alarms}")
 
 
@@ -227,6 +246,8 @@ def main() -> None:
     if args.rank is not None:
         step_s = args.step_ms / 1e3
         return train(args.rank, step_s, args.burn * step_s, Controls(args.folder / "controls", args.ranks))
+    if "network" in args.kinds:
+        prepare_network()
     with tempfile.TemporaryDirectory() as folder:
         has_groups = any(kind in NEED_GROUPS for kind in args.kinds)
         job = Job(Path(folder), args.ranks, args.step_ms / 1e3, args.burn, has_groups=has_groups)

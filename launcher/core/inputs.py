@@ -292,9 +292,13 @@ class StacksTaken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reported:
-    """A fact about an attempt that is only recorded: an event "problem", "rebuilt" or "stop_agreed"."""
+    """A fact about an attempt that is only recorded: an event "problem", "rebuilt" or "stop_agreed".
 
-    node: str
+    Attributes:
+        node: which has told it; None if it concerns all nodes.
+    """
+
+    node: str | None
     attempt: int
     event: str
     fields: Mapping[str, Any] = field(default_factory=dict)

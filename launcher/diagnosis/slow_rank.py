@@ -13,6 +13,9 @@ single long steps (a save, an evaluation, a garbage collection) do not count. A 
 - it holds the step up: the excess is at least WORTH of the step.
 
 It is slow no longer once less than half of that excess is left.
+
+If no rank is slow and steps take `factor` times as long as the first ones because all ranks communicate longer, it is
+the network. The rank that waits least for others says how long communication itself takes.
 """
 
 from __future__ import annotations
@@ -79,6 +82,25 @@ class Straggler:
     switch: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowNetwork:
+    """Communication that takes longer on all ranks.
+
+    Attributes:
+        factor: the time of a step, as a multiple of that of the first steps.
+        excess_s: by how much communication is longer in each step.
+    """
+
+    factor: float
+    excess_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"steps take {self.factor:.2f} times as long as the first ones: no rank is slow, and communication takes "
+            f"{self.excess_s * 1e3:.0f} ms more on all ranks"
+        )
+
+
 def slow_words(rank: int, ranks: int, factor: float, part: str) -> str:
     """For example "rank 5 works 1.22 times as long as the others, longer in data loading"."""
     others = f" (and {ranks - 1} more)" if ranks > 1 else ""
@@ -99,6 +121,13 @@ class _Report(NamedTuple):
     times: RankTimes
 
 
+class _Waits(NamedTuple):
+    """The time that a rank communicates in a step, over its last reports, and the standard error of that."""
+
+    communication_s: float
+    error_s: float
+
+
 @dataclass(kw_only=True, slots=True)
 class _Rank:
     """One rank.
@@ -108,6 +137,7 @@ class _Rank:
         seen, steps: number of steps of all reports, and of the last ones.
         early: the first reports, until their steps are enough for the next two.
         first_s, first_parts: the level of its first steps, and their data_s and compute_s.
+        first_waits: the communication in them.
         is_slow: whether it was slow at the last look.
     """
 
@@ -118,6 +148,7 @@ class _Rank:
     early: list[_Report] = field(default_factory=list)
     first_s: float | None = None
     first_parts: tuple[float, float] = (0.0, 0.0)
+    first_waits: _Waits | None = None
     is_slow: bool = False
 
 
@@ -128,6 +159,9 @@ class SlowRanks:
         factor: from which multiple of the other ranks' work on a rank is slow.
         steps: the number of steps that is looked at.
         switches: from node to leaf switch, where that is known.
+
+    Attributes:
+        network: what has become slow by the last look, where that is no rank.
     """
 
     def __init__(self, *, factor: float, steps: int, switches: Mapping[str, str] | None = None) -> None:
@@ -137,6 +171,7 @@ class SlowRanks:
         self._ranks: dict[int, _Rank] = {}
         self._fresh = 0  # reports since the last look
         self._found: dict[str, Straggler] = {}
+        self.network: SlowNetwork | None = None
 
     def add(self, node: str, times: RankTimes, now_s: float) -> None:
         """Adds the last steps of a rank."""
@@ -162,7 +197,9 @@ class SlowRanks:
         if self._fresh < len(self._ranks) or len(self._ranks) < 2 or not all(map(self._is_full, self._ranks.values())):
             return [], []
         self._fresh = 0
-        slow = self._slow_ranks({rank: _level(known.reports) for rank, known in self._ranks.items()})
+        levels = {rank: _level(known.reports) for rank, known in self._ranks.items()}
+        slow = self._slow_ranks(levels)
+        self.network = None if slow else self._slow_network(levels)
         found = self._with_switches(self._by_node(slow))
         new = [straggler for node, straggler in found.items() if node not in self._found]
         over = [node for node in self._found if node not in found]
@@ -193,11 +230,31 @@ class SlowRanks:
                 slow[rank] = max(found)
         return slow
 
+    def _slow_network(self, levels: Mapping[int, _Level]) -> SlowNetwork | None:
+        now, firsts = [], []
+        for known in self._ranks.values():
+            if known.first_waits is None:
+                return None
+            now.append(_waits(known.reports))
+            firsts.append(known.first_waits)
+        least, first = min(now), min(firsts)
+        works_s = [known.first_s or 0.0 for known in self._ranks.values()]
+        first_s = median(works_s) + median(wait.communication_s for wait in firsts)
+        step_s = median(level.work_s for level in levels.values()) + median(wait.communication_s for wait in now)
+        excess_s = least.communication_s - first.communication_s
+        is_slow = self.network is not None
+        due_s = (self._factor - 1.0) * first_s / (2.0 if is_slow else 1.0)
+        is_certain = is_slow or excess_s >= CERTAIN * (least.error_s + first.error_s)
+        if first_s <= 0.0 or min(excess_s, step_s - first_s) < due_s or not is_certain:
+            return None
+        return SlowNetwork(factor=step_s / first_s, excess_s=excess_s)
+
     def _growths(self, levels: Mapping[int, _Level]) -> _Among | None:
         """Each rank's level by that of its first steps; None before all have enough of these."""
         for known in self._ranks.values():
             if known.first_s is None and known.seen >= FIRST * self._steps:
                 known.first_s, known.first_parts = _level(known.early).work_s, _parts(known.early)
+                known.first_waits = _waits(known.early)
                 known.early.clear()
         firsts = {rank: known.first_s for rank, known in self._ranks.items()}
         if not all(firsts.values()):
@@ -279,6 +336,13 @@ def _level(reports: Iterable[_Report]) -> _Level:
     work_s = _weighted_median(works)
     spread_s = _SIGMA * _weighted_median([(abs(work - work_s), steps) for work, steps in works])
     return _Level(work_s=work_s, error=_MEDIAN * spread_s / len(works) ** 0.5 / work_s if work_s else 0.0)
+
+
+def _waits(reports: Iterable[_Report]) -> _Waits:
+    found = [(times.communication_s, times.steps) for _, times in reports]
+    wait_s = _weighted_median(found)
+    spread_s = _SIGMA * _weighted_median([(abs(each - wait_s), steps) for each, steps in found])
+    return _Waits(wait_s, _MEDIAN * spread_s / len(found) ** 0.5)
 
 
 def _parts(reports: Iterable[_Report]) -> tuple[float, float]:

@@ -67,6 +67,18 @@ def test_each_attempt_is_judged_by_its_own_steps() -> None:
     assert not list(stragglers.look(None, (), 20.0))
 
 
+def test_a_slow_network_is_a_problem_of_the_job_told_once() -> None:
+    stragglers = Stragglers(StragglerSection(steps=20), {})
+    play = trains()
+    for now_s in range(100):
+        wait_s = 0.5 if now_s < 50 else 1.0
+        steps = [(f"n{rank}", RankTimes(rank, 5, 0.0, 1.0, wait_s)) for rank in range(3)]
+        play.give(*stragglers.look(0, steps, float(now_s)))
+    (problem,) = play.events("problem")
+    assert "communication takes 500 ms more on all ranks" in problem["what"] and "node" not in problem
+    assert "allreduce_pairs" in describe(problem)
+
+
 def trains(**job: Any) -> Play:
     """Two nodes train, n3 is a spare. A step is finished and saved."""
     play = Play(make_job(3, train=2, has_checkpoint=True, **job))

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from launcher.diagnosis.slow_rank import RankTimes, SlowRanks, Straggler
+from launcher.diagnosis.slow_rank import RankTimes, SlowNetwork, SlowRanks, Straggler
 
 FACTOR, STEPS, EACH = 1.1, 50, 5  # the defaults, and the steps of one report
 DATA_S, COMPUTE_S, STEP_S = 0.010, 0.070, 0.1
@@ -29,6 +29,8 @@ class Played:
         self.step = 0
         self.new: list[Straggler] = []
         self.over: list[str] = []
+        self.link_s = 0.0  # by which each collective takes longer
+        self.networks: list[SlowNetwork | None] = []  # as it changes
 
     def passes(self, steps: int, work: Work) -> None:
         for _ in range(steps // EACH):
@@ -36,11 +38,14 @@ class Played:
             for rank in range(self._ranks):
                 steps = [self._noisy(work(rank, self.step)) for _ in range(EACH)]
                 data_s, compute_s = (median(part) for part in zip(*steps, strict=True))
-                times = RankTimes(rank, EACH, data_s, compute_s, max(0.0, STEP_S - data_s - compute_s))
+                link_s = self.link_s * max(0.0, self._random.gauss(1.0, self._noise))
+                times = RankTimes(rank, EACH, data_s, compute_s, max(0.0, STEP_S - data_s - compute_s) + link_s)
                 self._slow_ranks.add(f"n{rank // 2}", times, self.step * STEP_S)
             new, over = self._slow_ranks.look()
             self.new += new
             self.over += over
+            if (network := self._slow_ranks.network) is None or not any(self.networks[-1:]):
+                self.networks += [network] if any(self.networks[-1:]) is (network is None) else []
 
     def _noisy(self, work: tuple[float, float]) -> tuple[float, float]:
         data_s, compute_s = (max(0.0, self._random.gauss(1.0, self._noise)) * part_s for part_s in work)
@@ -98,7 +103,7 @@ def test_nothing_is_named_on_a_noisy_machine(seed: int) -> None:
 
     played = Played(seed=seed, noise=0.08)
     played.passes(10_000, noisy)
-    assert not played.new
+    assert not played.new and not played.networks
 
 
 def test_unequal_work_by_design_is_no_straggler_until_a_rank_slows_down_itself() -> None:
@@ -155,3 +160,37 @@ def test_nobody_is_named_before_all_ranks_have_reported_enough_steps() -> None:
     assert not played.new
     played.passes(15, slowed([3], compute=2.0))
     assert [found.rank for found in played.new] == [3]
+
+
+def test_a_network_that_is_slower_than_at_first_is_told_and_no_rank_is_named() -> None:
+    played = Played(noise=0.02)
+    played.passes(400, even)
+    played.link_s = 0.03
+    played.passes(STEPS, even)
+    (network,) = played.networks
+    assert network is not None and not played.new
+    assert network.factor == pytest.approx(1.3, abs=0.03) and network.excess_s == pytest.approx(0.03, abs=0.003)
+    assert "no rank is slow, and communication takes" in str(network)
+    played.link_s = 0.0
+    played.passes(2 * STEPS, even)
+    assert played.networks[1:] == [None], "it is over"
+
+
+def test_ranks_that_wait_for_a_slow_one_do_not_make_the_network_slow() -> None:
+    """The slow rank itself waits for nobody, so it shows how long communication takes."""
+    played = Played(noise=0.02)
+    played.passes(400, even)
+
+    def later(rank: int, step: int) -> tuple[float, float]:
+        return DATA_S, COMPUTE_S * (1.5 if rank == 3 else 1.0)
+
+    played.passes(200, later)
+    assert [found.rank for found in played.new] == [3] and not played.networks
+
+
+def test_longer_communication_in_steps_that_are_not_longer_is_no_slow_network() -> None:
+    """Shorter sequences leave less computation behind which communication can hide."""
+    played = Played(noise=0.02)
+    played.passes(400, even)
+    played.passes(200, lambda rank, step: (DATA_S, COMPUTE_S * 0.5))
+    assert not played.networks
