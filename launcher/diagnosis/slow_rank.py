@@ -96,7 +96,7 @@ class SlowNetwork:
 
     def __str__(self) -> str:
         return (
-            f"steps take {self.factor:.2f} times as long as the first ones: no rank is slow, and communication takes "
+            f"steps take {self.factor:.2f} times as long as the first ones, because communication takes "
             f"{self.excess_s * 1e3:.0f} ms more on all ranks"
         )
 
