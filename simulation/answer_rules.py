@@ -124,19 +124,21 @@ def _own_seen(its: Decided, message: given.OwnCheckpointsSeen) -> Iterator[str]:
 
 
 def _allocation_asked(its: Decided, message: given.AllocationAsked) -> Iterator[str]:
-    before, after = its.before, its.after
-    error = message.error or ("no allocation" if message.allocation is None else "")
-    is_news = bool(error) and error != before.asking.error
+    before, error = its.before, message.error
+    is_news = error is not None and error != before.asking.error
     if its.records("problem", what="no booster can be asked for") is not is_news:
         yield "it is not recorded" if is_news else "it is recorded again"
-    if error and before.job.elastic.scale_up_snooze_s and its.asks_for(do.AskAllocation):
+    if error is not None and before.job.elastic.scale_up_snooze_s and its.records("booster_asked"):
         yield "the next is asked for too early"
-    is_new = message.allocation is not None and all(each.allocation != message.allocation for each in before.boosters)
-    if is_new and not its.records("booster_asked", allocation=message.allocation, nodes=before.job.booster_nodes):
-        yield "the booster is not recorded"
-    for kept in before.asking.waiting:
-        if type(kept) is given.NodeJoined and kept.node not in after.members and not its.dismisses(kept.node):
-            yield f"{kept.node} was kept for this answer, and is forgotten"
+    was = next((each for each in before.boosters if each.allocation == message.allocation), None)
+    if was is None:
+        return
+    if its.records("booster_submitted", allocation=was.allocation, job_id=message.job_id) is not (error is None):
+        yield "the scheduler's id is not recorded" if error is None else "it is recorded as submitted, and was refused"
+    may_be_there = error is not None and not was.nodes and not was.is_end_sent
+    is_unwanted = error is None and was.is_end_sent
+    if (may_be_there or is_unwanted) and do.EndAllocation(allocation=was.allocation) not in its.todo:
+        yield "the scheduler may have it, and it is not ended"
 
 
 def _allocations_seen(its: Decided, message: given.AllocationsSeen) -> Iterator[str]:
@@ -149,18 +151,13 @@ def _allocations_seen(its: Decided, message: given.AllocationsSeen) -> Iterator[
         elif was.is_end_sent and was.allocation not in ended:
             yield f"{was.allocation} is not ended again"
     there = {name for name, state in message.states.items() if state is not given.AllocationState.ENDED}
-    unknown = there - {each.allocation for each in its.before.boosters} if not its.before.asking.is_asked else set()
-    for allocation in unknown - ended:
+    for allocation in there - {each.allocation for each in its.before.boosters} - ended:
         yield f"nobody has asked for {allocation}, and it goes on"
 
 
 def _terminated(its: Decided, message: given.Terminated) -> Iterator[str]:
-    before, after = its.before, its.after
-    member = before.members.table.get(message.node) if message.node is not None else None
-    if message.node is not None and member is None:
-        if message not in after.asking.waiting:
-            yield "it is not kept for the booster that is asked for"
-        return
+    before = its.before
+    member = before.members[message.node] if message.node is not None else None
     is_of_one = member is not None and any(each.allocation == member.allocation for each in before.boosters)
     if is_of_one and its.asks_for(do.AskWhyTerminated):
         yield "it concerns a booster only"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.core.inputs import AllocationsSeen, AllocationState
 from simulation.runner import Runner
+from simulation.violation import Violation
 
 if TYPE_CHECKING:
     from simulation.driver import Driver
@@ -21,6 +22,7 @@ class BoosterJob:
     """One allocation beside the base's.
 
     Attributes:
+        id: its number in the run, which is part of its name with the scheduler.
         state: with the scheduler.
         reason: why it waits, or how it ended.
         hosts: its nodes while it runs.
@@ -151,7 +153,7 @@ class Boosters:
         make: one that is asked for.
 
     Attributes:
-        jobs: by id, the oldest first.
+        jobs: by number, the oldest first.
         is_blocked: whether none starts.
         is_broken: whether those that start end with an error.
         late_s: how much longer their runners take to start.
@@ -166,25 +168,27 @@ class Boosters:
         self.is_blocked = self.is_broken = False
         self.late_s = 0.0
 
-    def submit(self, size: int, exclude: tuple[str, ...]) -> str:
+    def submit(self, number: str, size: int, exclude: tuple[str, ...]) -> BoosterJob:
+        """The scheduler accepts one more job."""
         world = self._world
-        job = self._make(world, f"b{len(self.jobs) + 1}", size, exclude, world.slurm.starts)
-        self.jobs[job.id] = job
+        if number in self.jobs:
+            raise Violation("one allocation for a request", f"{number} is submitted again")
+        job = self.jobs[number] = self._make(world, number, size, exclude, world.slurm.starts)
         queue_s = world.rng.choice((0.05, 1.0, 5.0, 20.0, 60.0, 200.0)) if not world.setup.is_local else 0.01
         world.clock.after(queue_s * world.delay(0.5, 1.0), job.try_to_start)
-        return job.id
+        return job
 
     def running(self) -> list[BoosterJob]:
         return [job for job in self.jobs.values() if job.state is AllocationState.RUNNING]
 
     def seen(self, driver: Driver) -> AllocationsSeen:
-        """The answer to a supervisor's question."""
-        known = {each.allocation for each in driver.state.boosters}
+        """The answer to a supervisor's question: all that are there, and those that it knows and does not ask for."""
+        known = {each.allocation for each in driver.state.boosters} - driver.asking
         jobs = [job for job in self.jobs.values() if job.id in known or job.state is not AllocationState.ENDED]
-        states = {job.id: job.seen for job in jobs}
+        states = dict.fromkeys(known, AllocationState.ENDED) | {job.id: job.seen for job in jobs}
         return AllocationsSeen(
             states=states,
-            reasons={job.id: job.reason for job in jobs},
+            reasons=dict.fromkeys(known, "GONE") | {job.id: job.reason for job in jobs},
             nodes={job.id: tuple(host.name for host in job.hosts) for job in jobs if job.hosts},
             failed=frozenset(job.id for job in jobs if job.has_failed and job.state is AllocationState.ENDED),
         )

@@ -26,6 +26,7 @@ _STARTED_AGAIN = "runners are started again: "
 _DONE: dict[str, tuple[type, ...]] = {
     "attempt_start": (do.Settle,),
     "resize": (do.Settle,),
+    "booster_asked": (do.Settle,),
     "holders_released": (do.KillAgents, do.Send, do.StartAgents),
 }
 # Phases that begin with an order to the nodes.

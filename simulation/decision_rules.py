@@ -158,6 +158,9 @@ class DecisionRules:
             return
         if self._asked > 1:
             raise Violation("as many boosters as are wanted", f"{self._asked} are asked for at once")
+        awaited = [each.allocation for each in state.boosters if each.is_asked]
+        if len(awaited) != self._asked:
+            raise Violation("as many answers as questions", f"{self._asked} are due, {awaited} are awaited")
         ended = {command.allocation for command in todo if type(command) is EndAllocation}
         told = {each.allocation for each in before.boosters if each.is_end_sent}
         for booster in state.boosters:
@@ -297,6 +300,8 @@ def _check_late_start(command: Record, state: State) -> None:
 
 
 def _check_booster(booster: Booster, state: State) -> None:
+    if booster.phase is BoosterPhase.RECORDING and not state.unsettled:
+        raise Violation("no request of a booster is forgotten", f"{booster}")
     if booster.phase is BoosterPhase.LEAVING and not (booster.nodes or booster.has_ended or booster.is_end_sent):
         raise Violation("a booster that is not needed is ended", f"{booster}")
     if booster.nodes and booster.phase is BoosterPhase.QUEUED:

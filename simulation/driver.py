@@ -15,10 +15,11 @@ from launcher.leadership.requeue import ASK_AGAIN_S, TIMEOUT_S
 from launcher.supervisor.drains import LOOK_S as DRAINS_S
 from simulation.agents import AgentGroup
 from simulation.clock import EPOCH_S
-from simulation.event_rules import LACKS_NODES, NO_SLURMD
+from simulation.event_rules import LACKS_NODES, NO_SLURMD, UNANSWERED
 from simulation.folder import FULL, HANGS, REMOVED
 from simulation.links import Links
 from simulation.runner import BASE
+from simulation.slurm import COMMAND_TIMEOUT_S
 
 if TYPE_CHECKING:
     from simulation.host import Host
@@ -47,13 +48,14 @@ class Driver:
         is_alive: whether the process is there.
         is_done: whether it performs nothing more: the job has ended, or another rules.
         is_listening: whether runners can connect.
+        asking: numbers of boosters that it is submitting.
         log: the events that it knows, those of the file and its own.
     """
 
     __slots__ = (
         "_ask_s", "_batch", "_drained", "_frozen_s", "_inbox", "_is_busy", "_is_flushing", "_is_frozen", "_is_noticing",
-        "_own_file", "_skew_s", "_standby", "_timer", "_unwritten", "group", "host", "is_alive", "is_done", "is_ending",
-        "is_listening", "job", "links", "log", "started_s", "state", "term", "timer_late_s", "world",
+        "_own_file", "_skew_s", "_standby", "_timer", "_unwritten", "asking", "group", "host", "is_alive", "is_done",
+        "is_ending", "is_listening", "job", "links", "log", "started_s", "state", "term", "timer_late_s", "world",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,7 @@ class Driver:
         self._frozen_s: float | None = None
         self._own_file: str | None = None
         self._drained: dict[str, str] = {}
+        self.asking: set[str] = set()
         self._inbox: list[Any] = []
         self._unwritten: list[Any] = []
         self._timer = 0
@@ -185,7 +188,8 @@ class Driver:
         """Asks how they stand, again and again."""
         if self.is_alive and not self.is_done:
             self.world.clock.after(LOOK_S, self._look_at_boosters)
-            if self.world.boosters.jobs and self.is_awake and self.world.slurm.is_answering:
+            is_any = bool(self.world.boosters.jobs or self.state.boosters)
+            if is_any and self.is_awake and self.world.slurm.is_answering:
                 self.world.slurm.ask(self, lambda error: self.world.boosters.seen(self))
 
     def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> JobFacts:
@@ -462,28 +466,27 @@ class Driver:
             self.world.slurm.ask(self, answer)
 
     def _ask_allocation(self, command: do.AskAllocation) -> None:
-        world = self.world
-        if world.slurm.sbatch_s and world.slurm.is_answering:
-            allocation = world.boosters.submit(command.nodes, command.exclude)
-            world.clock.after(world.slurm.sbatch_s, self._asked, allocation)
-            return
+        slurm = self.world.slurm
+        self.world.invariants.asks_allocation(self, command)
+        self.asking.add(command.allocation)
+        wait_s = self.world.delay(0.01, 0.2) + slurm.slow_s if slurm.is_answering else COMMAND_TIMEOUT_S
+        self.world.clock.after(wait_s, self._sbatch, command)
 
-        def answer(error: str | None) -> given.AllocationAsked:
-            if error is not None and world.rng.random() < 0.7:
-                return given.AllocationAsked(allocation=None, error=error)
-            allocation = world.boosters.submit(command.nodes, command.exclude)
-            if error is not None:  # it is in the queue, and nobody here knows it
-                return given.AllocationAsked(allocation=None, error=error)
-            if self.is_ending:
-                world.boosters.end(allocation)
-            return given.AllocationAsked(allocation=allocation)
+    def _sbatch(self, command: do.AskAllocation) -> None:
+        """It outlives this process. The scheduler may have the booster although it does not answer."""
+        world, number = self.world, command.allocation
+        error = None if world.slurm.is_answering else UNANSWERED
+        is_there = number in world.boosters.jobs  # by its name
+        if not is_there and (error is None or world.rng.random() >= 0.7):
+            world.boosters.submit(number, command.nodes, command.exclude)
+        world.clock.after(0.0 if is_there or error is not None else world.slurm.sbatch_s, self._asked, number, error)
 
-        world.slurm.ask(self, answer)
-
-    def _asked(self, allocation: str) -> None:
+    def _asked(self, number: str, error: str | None) -> None:
+        self.asking.discard(number)
         if self.is_ending:
-            self.world.boosters.end(allocation)
-        self.put(given.AllocationAsked(allocation=allocation))
+            self.world.boosters.end(number)
+        job_id = "" if error is not None else f"job-{number}"
+        self.put(given.AllocationAsked(allocation=number, job_id=job_id, error=error))
 
     def _end_allocation(self, command: do.EndAllocation) -> None:
         self.world.invariants.ends_allocation(self, command)

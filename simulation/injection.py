@@ -373,7 +373,7 @@ def boosters_fail(world: World, fault: Fault, node: Host) -> Heal:
 
 
 def sbatch_late(world: World, fault: Fault, node: Host) -> Heal:
-    """A booster may run before it is known that it was submitted."""
+    """A booster may run before its supervisor knows that it was submitted, or is killed before that."""
     return _for_a_while(world.slurm, "sbatch_s", min(fault.lasts_s, 30.0))
 
 
@@ -386,7 +386,8 @@ def boosters_start(world: World, fault: Fault, node: Host) -> None:
 def stranger_joins(world: World, fault: Fault, node: Host) -> None:
     """A runner of a booster that nobody knows any more."""
     if world.setup.boosters and world.slurm.state == "running":
-        job = world.boosters.jobs[world.boosters.submit(world.setup.booster_nodes, world.job_nodes)]
+        number = f"stranger-{len(world.boosters.jobs)}"
+        job = world.boosters.submit(number, world.setup.booster_nodes, world.job_nodes)
         job.is_told = True
         job.try_to_start()
 

@@ -39,17 +39,13 @@ def check_input(before: State, message: Any, after: State, todo: tuple[do.Comman
         return
     number, node = getattr(message, "attempt", None), getattr(message, "node", None)
     if type(message) is not given.NodeJoined:
-        if node is not None and node not in before.members and not _is_awaited(before, node):
+        if node is not None and node not in before.members:
             return
         of = before.attempt
         if number is not None and (of is None or of.number != number or not of.is_running):
             return
     for wrong in rule(Decided(before, after, todo, now_s), message):
         raise Violation("what is reported has its effect", f"{wrong}: {message}")
-
-
-def _is_awaited(state: State, node: str) -> bool:
-    return any(each.node == node for each in state.asking.waiting)
 
 
 # Nodes
@@ -108,10 +104,7 @@ def _stranger_joined(its: Decided, message: given.NodeJoined, allocation: str) -
     was = before.members.table.get(node)
     booster = next((each for each in before.boosters if each.allocation == allocation), None)
     if booster is None:
-        if before.asking.is_asked and was is None:
-            if message not in after.asking.waiting:
-                yield "it may be of the booster that is asked for, and is not kept"
-        elif not its.dismisses(node) or not its.records("problem", node=node):
+        if not its.dismisses(node) or not its.records("problem", node=node):
             yield "it is unknown, and not sent away"
         elif allocation not in ("", *before.job.allocations.values()) and not its.asks_for(do.EndAllocation):
             yield "its allocation is not ended"
@@ -132,21 +125,14 @@ def _is_question(command: do.Command, purpose: do.Purpose, node: str) -> bool:
 
 
 def _node_warm(its: Decided, message: given.NodeWarm) -> Iterator[str]:
-    was = its.before.members.table.get(message.node)
-    if was is None:
-        if message not in its.after.asking.waiting:
-            yield "it is not kept for the booster that is asked for"
-    elif is_usable(was) and not was.is_warm and not its.records("node_ready", node=message.node, warm=True):
+    was = its.before.members[message.node]
+    if is_usable(was) and not was.is_warm and not its.records("node_ready", node=message.node, warm=True):
         yield "it is not recorded"
 
 
 def _node_lost(its: Decided, message: given.NodeLost) -> Iterator[str]:
     node, before, after = message.node, its.before, its.after
-    was, now = before.members.table.get(node), after.members.table.get(node)
-    if was is None:
-        if _is_awaited(after, node):
-            yield "it is kept for the booster that is asked for"
-        return
+    was, now = before.members[node], after.members.table.get(node)
     in_attempt = before.stage is Stage.ATTEMPT
     launch = before.launch
     if not in_attempt and launch.is_under_way and was.phase not in _GONE:
@@ -176,8 +162,8 @@ def _rank_lost(its: Decided, node: str, kind: str, reason: str) -> Iterator[str]
 
 def _node_broken(its: Decided, message: given.NodeBroken) -> Iterator[str]:
     node, before = message.node, its.before
-    was = before.members.table.get(node)
-    if was is None or was.phase is Phase.OUT:
+    was = before.members[node]
+    if was.phase is Phase.OUT:
         return
     if not its.dismisses(node):
         yield "its runner is not dismissed"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from launcher.core.boosters import is_asking
 from launcher.core.choice import allowed
 from launcher.core.commands import (
     AdoptAgents,
+    AskAllocation,
     EndAllocation,
     EndJob,
     GiveBack,
@@ -401,7 +403,7 @@ class Invariants:
             len(known) < setup.boosters
             and is_quiet
             and state.stage is Stage.ATTEMPT
-            and not state.asking.is_asked
+            and not is_asking(state)
             and now_s > state.asking.ask_s + 1.0
             and state.history.scale is None
             and not (setup.is_local or state.time_limit.is_ending)
@@ -643,8 +645,14 @@ class Invariants:
             )
         self._committed = [item for item in self._committed if item[0] <= (step or 0)]
 
+    def asks_allocation(self, driver: Driver, command: AskAllocation) -> None:
+        """The request survives this supervisor."""
+        recorded = (event for event in self._world.folder.events if event["event"] == "booster_asked")
+        if all(event["allocation"] != command.allocation for event in recorded):
+            raise Violation("a booster is on disk before it is submitted", f"{command.allocation} is not")
+
     def ends_allocation(self, driver: Driver, command: EndAllocation) -> None:
-        if command.allocation not in self._world.boosters.jobs:
+        if command.allocation in driver.job.allocations.values():
             raise Violation("the base is never given up", f"{command.allocation} is ended")
 
     def gives_back(self, driver: Driver, command: GiveBack) -> None:
@@ -735,8 +743,8 @@ class Invariants:
     def _check_preempted(self, job: BoosterJob) -> None:
         """Nobody trains on nodes that Slurm takes back, whether or not a runner has heard its SIGTERM."""
         world = self._world
-        if job.preempted_s is None or world.kinds - _HARMLESS_TO_BOOSTERS or "sbatch_late" in world.kinds:
-            return  # nobody asks about a booster whose number is not known yet
+        if job.preempted_s is None or world.kinds - _HARMLESS_TO_BOOSTERS:
+            return
         if world.clock.now - job.preempted_s > NOTICED_S:
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")

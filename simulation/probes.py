@@ -346,16 +346,12 @@ def _own_seen(rng: random.Random, state: State) -> Any:
 
 
 def _allocation_asked(rng: random.Random, state: State) -> Any:
-    if not state.asking.is_asked:
+    asked = _one_of(rng, [each.allocation for each in state.boosters if each.is_asked])
+    if asked is None:
         return None
     if rng.random() < 0.5:
-        return given.AllocationAsked(allocation=None, error="Slurm does not answer")
-    return given.AllocationAsked(allocation=state.asking.waiting[0].allocation if _waits(state) else "777")
-
-
-def _waits(state: State) -> bool:
-    waiting = state.asking.waiting
-    return bool(waiting) and type(waiting[0]) is given.NodeJoined
+        return given.AllocationAsked(allocation=asked, error="Slurm does not answer")
+    return given.AllocationAsked(allocation=asked, job_id="777")
 
 
 def _allocations_seen(rng: random.Random, state: State) -> Any:
@@ -363,6 +359,8 @@ def _allocations_seen(rng: random.Random, state: State) -> Any:
         return None
     states, reasons = {}, {}
     for each in state.boosters:
+        if each.is_asked or each.phase is BoosterPhase.RECORDING:
+            continue
         is_queued = each.phase is BoosterPhase.QUEUED and not each.nodes
         if each.has_ended:
             found = given.AllocationState.ENDED

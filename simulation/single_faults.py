@@ -18,7 +18,7 @@ def _quiet(**changes: Any) -> Setup:
     return replace(_QUIET, **changes)
 
 
-_GROWS = _quiet(chunks=30, boosters=2, settle_s=3.0, snooze_s=15.0)
+_GROWS = _quiet(seed=4, chunks=30, boosters=2, settle_s=3.0, snooze_s=15.0)
 _EXITS = tuple(Fault("worker_fails", after="WorkersStarted", nth=nth, node=1, flag=1) for nth in (2, 4, 6, 8))
 _SRUN_ENDS = tuple(Fault("srun_dies", at_s=0.3, after="StartRunners", nth=nth, node=1) for nth in range(1, 6))
 _TABLE: tuple[tuple[Any, ...], ...] = (
@@ -287,7 +287,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("a booster is preempted", Cost(rungs=("start", "grow", "shrink", "grow"), notes=1, seconds=175),
      _GROWS, Fault("booster_preempted", at_s=60.0)),
     ("a booster is preempted without a word",
-     Cost(rungs=("start", "grow", "shrink", "grow"), faults=("node_lost",), seconds=177),
+     Cost(rungs=("start", "grow", "shrink", "grow"), faults=("node_lost",), notes=2, seconds=177),
      _GROWS, Fault("booster_preempted", at_s=60.0, flag=2)),
     ("a booster is preempted at short notice",
      Cost(rungs=("start", "grow", "shrink", "spare", "grow"), faults=("preempted",), seconds=174),
@@ -309,14 +309,16 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      _quiet(chunks=30, boosters=1, booster_nodes=2, settle_s=3.0, snooze_s=15.0), Fault("boosters_late", lasts_s=30.0),
      Fault("runner_killed", at_s=25.0, node=1)),
     ("a booster's node replaces a lost one",
-     Cost(rungs=("start", "grow", "spare"), faults=("node_lost",), out=1, seconds=169),
+     Cost(rungs=("start", "grow", "spare"), faults=("node_lost",), out=1, notes=2, seconds=169),
      _GROWS, Fault("runner_killed", at_s=60.0, node=1)),
     ("a smaller job awaits a booster",
      Cost(rungs=("start", "spare", "grow"), faults=("node_lost",), out=1, seconds=167),
      _quiet(least=1, chunks=30, boosters=2, settle_s=3.0, snooze_s=15.0), Fault("boosters_late", lasts_s=12.0),
      Fault("runner_killed", at_s=22.0, node=1)),
-    ("sbatch takes long", Cost(rungs=("start", "grow", "grow"), seconds=166),
+    ("sbatch takes long", Cost(rungs=("start", "grow", "grow"), notes=2, seconds=166),
      _GROWS, Fault("sbatch_late", lasts_s=60.0)),
+    ("the supervisor is killed before sbatch answers", Cost(rungs=("start", "grow"), seconds=162),
+     _GROWS, Fault("sbatch_late", lasts_s=30.0), Fault("supervisor_killed", at_s=1.0, after="AskAllocation")),
     ("Slurm does not answer as a booster is asked for",
      Cost(rungs=("start", "grow", "workers"), faults=("agent_lost",), notes=4, seconds=192),
      _GROWS, Fault("slurm_silent", at_s=6.0, lasts_s=30.0)),

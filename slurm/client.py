@@ -76,14 +76,17 @@ class Slurm:
         own = (record for record in records if record.startswith(f"JobId={job_id} "))
         return Job.parse(next(own, text))
 
-    def jobs_named(self, name: str) -> dict[str, NamedJob]:
-        """The user's jobs of this name, by number. Includes jobs that have ended, until Slurm forgets them."""
-        fields = ("JobID", "State", "PreemptTime", "TimeLeft", "NodeList", "Reason")
+    def jobs_named(self, start: str) -> dict[str, NamedJob]:
+        """The user's jobs whose names begin so, by number. Includes jobs that have ended, until Slurm forgets them.
+
+        slurmctld sends all jobs of the user in any case; squeue itself selects by name.
+        """
+        fields = ("JobID", "State", "PreemptTime", "TimeLeft", "NodeList", "Reason", "Name")
         columns = "--Format=" + ",".join(f"{field}:|" for field in fields)  # with a separator nothing is cut off
-        argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--name={name}", columns]
+        argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", columns]
         lines = self._run(argv, env=self._env).stdout.splitlines()
-        rows = (line.strip().removesuffix("|").split("|", 5) for line in lines)
-        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 6}
+        rows = (line.strip().removesuffix("|").split("|", 6) for line in lines)
+        return {row[0]: NamedJob.parse(*row[1:]) for row in rows if len(row) == 7 and row[6].startswith(start)}
 
     def all_jobs(self) -> tuple[QueuedJob, ...]:
         """The jobs of all users. Includes jobs that have ended, until Slurm forgets them.

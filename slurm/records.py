@@ -106,6 +106,7 @@ class NamedJob:
     """A job as squeue lists it.
 
     Attributes:
+        name: its name, which its user has chosen.
         state: as of a Job.
         reason: why it is pending or has ended; "" for none.
         is_preempted: whether Slurm has begun to end it for a more urgent one. It may run on for its GraceTime.
@@ -114,15 +115,17 @@ class NamedJob:
     """
 
     state: str
+    name: str = ""
     reason: str = ""
     is_preempted: bool = False
     time_left_s: float | None = None
     nodes: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, state: str, preempt_time: str, time_left: str, nodes: str, reason: str) -> NamedJob:
-        """Reads the columns State, PreemptTime, TimeLeft, NodeList and Reason."""
+    def parse(cls, state: str, preempt_time: str, time_left: str, nodes: str, reason: str, name: str) -> NamedJob:
+        """Reads the columns State, PreemptTime, TimeLeft, NodeList, Reason and Name."""
         return cls(
+            name=name,
             state=state_below(state),
             reason="" if reason == "None" else reason,
             is_preempted=preempt_time[:1].isdecimal(),

@@ -125,8 +125,8 @@ class Variable(StrEnum):
     RUNNER_PID = "HOLDFAST_RUNNER_PID", "The runner, with which its workers end.", "runner", "worker"
     ALLOCATION = (
         "HOLDFAST_ALLOCATION",
-        "The booster's own allocation; only in boosters.",
-        "a booster's script",
+        "The booster's number in the run; only in boosters.",
+        "supervisor",
         ("runner"),
     )
     MACHINE_GPUS = (

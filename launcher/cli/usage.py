@@ -20,8 +20,8 @@ def usage(
 ) -> None:
     """Show the node-hours of each Slurm account: of its own jobs, and of boosters, which use what others lend.
 
-    A job counts as a booster by its name, NAME-booster-of-JOB. It needs slurmdbd. A site may show users only their own
-    jobs (PrivateData).
+    A job counts as a booster by its name, NAME-booster-of-JOB-bN. It needs slurmdbd. A site may show users only their
+    own jobs (PrivateData).
     """
     from launcher.history.usage import usage_of
     from slurm import Slurm

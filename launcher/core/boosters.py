@@ -1,27 +1,30 @@
 """Boosters: allocations in addition to the base, which wait in the queue and may be preempted at any time.
 
-A booster is requested, waits in the queue, and runs; its runners connect and become members. It leaves when it is
-preempted or no longer wanted: its nodes train until a step boundary, serve their shards as long as others need them,
-and are dismissed. Only then the allocation is ended. The booster stays in the state until the scheduler reports its
-end, so that an order to end it is never lost.
+A booster has its number before the scheduler hears of it: it is submitted, under its number, once its request is on
+disk. So a supervisor that takes over knows every booster that the scheduler may have, and a runner that connects
+belongs to a known booster. The scheduler's own id of a booster is for users.
+
+A booster waits in the queue, and runs; its runners connect and become members. It leaves when it is preempted or no
+longer wanted: its nodes train until a step boundary, serve their shards as long as others need them, and are dismissed.
+Only then the allocation is ended. The booster stays in the state until the scheduler reports its end, so that an order
+to end it is never lost.
 """
 
 from __future__ import annotations
 
-from launcher.core.commands import Dismiss, EndAllocation
+from launcher.core.commands import AskAllocation, Dismiss, EndAllocation
 from launcher.core.faults import FaultKind
 from launcher.core.frozen import replace
 from launcher.core.inputs import (
     AllocationAsked,
     AllocationsSeen,
     AllocationState,
-    Input,
+    EventsWritten,
     NodeJoined,
-    NodeLost,
 )
 from launcher.core.members import Member, Phase, is_usable
 from launcher.core.replay import History
-from launcher.core.state import Booster, BoosterPhase, Heard, JobFacts, Stage, State, Tended
+from launcher.core.state import Booster, BoosterPhase, JobFacts, Stage, State, Tended
 from launcher.core.turn import Turn
 
 PREEMPTED, SCALED_DOWN = "preempted", "scaled down"  # reasons to leave
@@ -38,11 +41,12 @@ def known(history: History, job: JobFacts) -> tuple[Booster, ...]:
     """After a take-over: the boosters from the events. Those that were leaving still are."""
     found = []
     for past in history.boosters:
-        phase = BoosterPhase.RUNNING if past.nodes else BoosterPhase.QUEUED
+        phase = BoosterPhase.RUNNING if past.nodes else BoosterPhase.QUEUED if past.job_id else BoosterPhase.RECORDING
         if past.is_leaving or past.has_ended:
             phase = BoosterPhase.LEAVING
         nodes = tuple(node for node in past.nodes if node not in job.nodes)  # else it is from an earlier start
-        found.append(Booster(allocation=past.allocation, phase=phase, nodes=nodes, has_ended=past.has_ended))
+        known = Booster(allocation=past.allocation, job_id=past.job_id, phase=phase, nodes=nodes)
+        found.append(replace(known, has_ended=past.has_ended))
     return tuple(found)
 
 
@@ -75,19 +79,14 @@ def admit(turn: Turn, given: NodeJoined) -> bool:
             turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
         return not is_late
     if booster is None:
-        if turn.state.asking.is_asked and member is None:  # its booster may be the requested one
-            turn.state = replace(
-                turn.state, asking=replace(turn.state.asking, waiting=(*turn.state.asking.waiting, given))
-            )
-        else:
-            _send_away(turn, given, allocation)
+        _send_away(turn, given, allocation)
         return False
     if booster.phase is BoosterPhase.LEAVING:
         turn.do(Dismiss(node=given.node, forget=member is None, allocation=allocation))
         return False
     if member is not None and not _has_gone(turn, given.node, member):
         turn.do(Dismiss(node=given.node, forget=False, allocation=allocation))
-        leave(turn, allocation, f"{given.node} is in allocation {member.allocation} as well")
+        leave(turn, allocation, f"{given.node} is in allocation {_name(turn, member.allocation)} as well")
         return False
     if given.node in turn.state.history.out:
         turn.do(Dismiss(node=given.node, forget=True, allocation=allocation))
@@ -120,33 +119,68 @@ def _send_away(turn: Turn, given: NodeJoined, allocation: str) -> None:
     turn.record("problem", node=given.node, what=what)
 
 
-def take_stranger(turn: Turn, given: Input) -> None:
-    """An input about a node that is not a member. Its booster may not be known yet."""
-    asking = turn.state.asking
-    if isinstance(given, NodeLost):
-        turn.state = replace(
-            turn.state,
-            asking=replace(asking, waiting=tuple(each for each in asking.waiting if each.node != given.node)),
-        )
-    elif isinstance(given, Heard) and any(each.node == given.node for each in asking.waiting):
-        turn.state = replace(turn.state, asking=replace(asking, waiting=(*asking.waiting, given)))
+def _name(turn: Turn, allocation: str) -> str:
+    booster = turn.booster(allocation)
+    return allocation if booster is None else booster.name
+
+
+# The request of a booster
+
+
+def is_asking(state: State) -> bool:
+    """Whether a booster is being requested. There is one request at a time."""
+    return any(each.is_asked or each.phase is BoosterPhase.RECORDING for each in state.boosters)
+
+
+def ask(turn: Turn) -> None:
+    """Requests one more booster. It is submitted once its number is on disk, so that no other one has the number."""
+    allocation = f"b{turn.state.history.next_booster}"
+    turn.state = replace(turn.state, boosters=(*turn.state.boosters, Booster(allocation=allocation)))
+    turn.record("booster_asked", allocation=allocation, nodes=turn.state.job.booster_nodes)
+    turn.settle()
+
+
+def on_written(turn: Turn, given: EventsWritten) -> None:
+    for booster in turn.state.boosters:
+        if booster.phase is BoosterPhase.RECORDING:
+            _submit(turn, booster)
+
+
+def ask_again(turn: Turn) -> None:
+    """After a take-over: it is not known whether the scheduler has those about which no answer of it is recorded."""
+    for booster in turn.state.boosters:
+        if booster.phase is not BoosterPhase.LEAVING and not booster.job_id:
+            _submit(turn, booster)
+
+
+def _submit(turn: Turn, booster: Booster) -> None:
+    job = turn.state.job
+    out = (node for node, _ in turn.state.history.out.items())
+    exclude = tuple(sorted({*job.nodes, *out, *avoided(turn)}))
+    phase = BoosterPhase.QUEUED if booster.phase is BoosterPhase.RECORDING else booster.phase
+    turn.put_booster(replace(booster, phase=phase, is_asked=True))
+    turn.do(AskAllocation(allocation=booster.allocation, nodes=job.booster_nodes, exclude=exclude))
+
+
+def on_asked(turn: Turn, given: AllocationAsked) -> None:
+    """The answer to AskAllocation. A booster that was refused leaves: the scheduler may have it nevertheless."""
+    asking, booster, error = turn.state.asking, turn.booster(given.allocation), given.error or ""
+    ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
+    turn.state = replace(turn.state, asking=replace(asking, ask_s=ask_s, error=error))
+    if error and error != asking.error:
+        turn.record("problem", what=REFUSED, detail=error, again=round(ask_s, 3))
+    if booster is None:
+        return
+    turn.put_booster(replace(booster, is_asked=False, job_id=given.job_id))
+    if error:
+        leave(turn, given.allocation, error)
+        return
+    turn.record("booster_submitted", allocation=given.allocation, job_id=given.job_id)
+    if booster.is_end_sent:  # before the scheduler had it
+        turn.do(EndAllocation(allocation=given.allocation))
 
 
 # The life of a booster
-
-
-def on_asked(turn: Turn, given: AllocationAsked) -> tuple[Heard, ...]:
-    """The answer to AskAllocation. Returns the inputs that it was needed for, to be handled now."""
-    asking = turn.state.asking
-    error = given.error or ("no allocation" if given.allocation is None else "")
-    ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s if error else asking.ask_s
-    turn.state = replace(turn.state, asking=replace(asking, is_asked=False, ask_s=ask_s, error=error, waiting=()))
-    if error and error != asking.error:
-        turn.record("problem", what=REFUSED, detail=error, again=round(ask_s, 3))
-    if given.allocation is not None and turn.booster(given.allocation) is None:
-        turn.state = replace(turn.state, boosters=(*turn.state.boosters, Booster(allocation=given.allocation)))
-        turn.record("booster_asked", allocation=given.allocation, nodes=turn.state.job.booster_nodes)
-    return asking.waiting
 
 
 def on_seen(turn: Turn, given: AllocationsSeen) -> None:
@@ -168,13 +202,11 @@ def on_seen(turn: Turn, given: AllocationsSeen) -> None:
             _on_queued(turn, booster, reason)
         elif state is AllocationState.RUNNING and booster.running_s is None:
             turn.put_booster(replace(booster, phase=BoosterPhase.RUNNING, running_s=turn.now_s))
-    if not turn.state.asking.is_asked:  # else an unknown one may be the requested one
-        _end_unknown(turn, given)
+    _end_unknown(turn, given)
 
 
 def _end_unknown(turn: Turn, given: AllocationsSeen) -> None:
-    """Ends the run's boosters that no event names: of an earlier start, or submitted by a supervisor that was killed
-    before it recorded them, or in spite of the scheduler's error."""
+    """Ends the run's boosters of an earlier start, and those that the scheduler got long after its error."""
     for allocation, state in given.states.items():
         if state is not AllocationState.ENDED and turn.booster(allocation) is None:
             turn.do(EndAllocation(allocation=allocation))
@@ -185,7 +217,7 @@ def _on_queued(turn: Turn, booster: Booster, reason: str) -> None:
     is_due = booster.told_s is None or not alternate or turn.now_s >= booster.told_s + TELL_AGAIN_S
     if reason and reason != booster.reason and is_due:
         turn.put_booster(replace(booster, reason=reason, told_s=turn.now_s))
-        turn.record("booster_waits", allocation=booster.allocation, reason=reason)
+        turn.record("booster_waits", **_named(booster), reason=reason)
 
 
 def _on_end(turn: Turn, booster: Booster, reason: str, *, has_failed: bool) -> None:
@@ -198,7 +230,10 @@ def _on_end(turn: Turn, booster: Booster, reason: str, *, has_failed: bool) -> N
     turn.put_booster(replace(turn.booster(booster.allocation) or booster, has_ended=True))
     ask_s = turn.state.asking.ask_s
     again = round(ask_s, 3) if ask_s > turn.now_s else None
-    turn.record("booster_end", allocation=booster.allocation, reason=reason or "it has ended", again=again)
+    if not booster.job_id:  # the scheduler may never have had it
+        reason = booster.reason or reason
+    reason = reason or "it has ended"
+    turn.record("booster_end", **_named(booster), reason=reason, again=again)
     if NODE_FAIL not in reason:
         _forgive(turn, booster.allocation)
 
@@ -215,7 +250,7 @@ def _cannot_start(turn: Turn, booster: Booster, hosts: tuple[str, ...], reason: 
     ask_s = max(asking.ask_s, now_s + min(wait_s, AVOIDED_S))
     turn.state = replace(turn.state, asking=replace(asking, failures=asking.failures + 1, avoided=avoided, ask_s=ask_s))
     where = f" on {', '.join(hosts)}, which further boosters avoid for {AVOIDED_S:g} s" if hosts else ""
-    what = f"booster {booster.allocation} did not start{where}: {reason}"
+    what = f"booster {booster.name} did not start{where}: {reason}"
     turn.record("fault", kind=FaultKind.BOOSTER_START, node=hosts[0] if len(hosts) == 1 else None, reason=what)
 
 
@@ -231,7 +266,7 @@ def _forgive(turn: Turn, allocation: str) -> None:
         for node in past.nodes if past.allocation == allocation else ():
             why = history.out.get(node)
             if why is not None and why.is_lost:
-                turn.record("node_back", node=node, allocation=allocation)
+                turn.record("node_back", node=node, allocation=allocation, job_id=past.job_id or None)
 
 
 def on_terminated(turn: Turn, node: str, why: str = "") -> bool:
@@ -257,14 +292,19 @@ def leave(turn: Turn, allocation: str, reason: str) -> None:
         ask_s = turn.now_s + turn.state.job.elastic.scale_up_snooze_s
         turn.state = replace(turn.state, asking=replace(turn.state.asking, ask_s=max(ask_s, turn.state.asking.ask_s)))
     if not booster.nodes:
-        turn.record("booster_leaving", allocation=allocation, reason=reason)
+        turn.record("booster_leaving", **_named(booster), reason=reason)
     for node in booster.nodes:
         member = turn.member(node)
         if is_usable(member):
             turn.put_member(node, replace(turn.member(node), phase=Phase.LEAVING, reason=reason))
         elif member.phase is Phase.RETURNING:
             turn.put_member(node, replace(turn.member(node), phase=Phase.OUT, ending=None))
-        turn.record("node_leaving", node=node, allocation=allocation, reason=reason)
+        turn.record("node_leaving", node=node, **_named(booster), reason=reason)
+
+
+def _named(booster: Booster) -> dict[str, str]:
+    """The fields of an event that say which booster it is about."""
+    return {"allocation": booster.allocation} | ({"job_id": booster.job_id} if booster.job_id else {})
 
 
 def advance(turn: Turn) -> None:
@@ -291,7 +331,7 @@ def advance(turn: Turn) -> None:
             came = f"{len(booster.nodes)} of its {state.job.booster_nodes} runners came within {LATE_S:g} s"
             late = tuple(host for host in booster.hosts if host not in booster.nodes)
             leave(turn, booster.allocation, came)
-            _cannot_start(turn, booster, late, f"{came}; see log/booster-{booster.allocation}.log")
+            _cannot_start(turn, booster, late, f"{came}; see log/booster-{booster.name}.log")
         elif booster.phase is BoosterPhase.RUNNING and attempt is not None:
             _look_after(turn, booster, used)
     turn.state = replace(turn.state, tended=tended)

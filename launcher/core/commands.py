@@ -203,18 +203,23 @@ class AskUnusable:
 class AskAllocation:
     """Requests one booster. Answered by AllocationAsked.
 
+    It may be a repetition after a take-over. If the scheduler has the booster already, no other one is submitted.
+
     Attributes:
+        allocation: the booster's number.
         nodes: number of nodes.
         exclude: nodes that it must not have: those of the base, and those that are out.
     """
 
+    allocation: str
     nodes: int
     exclude: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndAllocation:
-    """Ends a booster, or removes it from the queue. May be repeated, also after the booster has ended."""
+    """Ends a booster, or removes it from the queue, by its number. May be repeated, also after the booster has ended,
+    and if it may never have been submitted."""
 
     allocation: str
 

@@ -92,7 +92,7 @@ def decide(state: State, given: Input, now_s: float) -> tuple[State, tuple[Comma
         nodes.on_stood_still(turn, given_.StoodStill(seconds=now_s - state.timer_s))
     number, node = getattr(given, "attempt", None), getattr(given, "node", None)
     if node is not None and node not in state.members and not isinstance(given, given_.NodeJoined):
-        boosters.take_stranger(turn, given)
+        pass  # its runner has been sent away
     elif isinstance(given, given_.NodeJoined) or number is None:
         _TAKE[type(given)](turn, given)
     elif isinstance(given, given_.WorkersKilled) and nodes.has_left(turn, given):
@@ -166,6 +166,7 @@ def _on_events_written(turn: Turn, given: given_.EventsWritten) -> None:
     if turn.state.unsettled:  # it answers an earlier Settle
         return
     resize.on_written(turn, given)
+    boosters.on_written(turn, given)
     attempt.on_events_written(turn, given)
 
 
@@ -210,7 +211,7 @@ _TAKE: dict[type, Callable[[Turn, Any], None]] = {
     given_.EventsWritten: _on_events_written,
     given_.OwnCheckpointsSeen: attempt_reports.on_own_checkpoints,
     given_.Requeued: requests.on_requeued,
-    given_.AllocationAsked: nodes.on_allocation_asked,
+    given_.AllocationAsked: boosters.on_asked,
     given_.AllocationsSeen: boosters.on_seen,
     given_.ScaleAsked: resize.on_scale,
     given_.Terminated: requests.on_terminated,

@@ -35,8 +35,9 @@ class NodeJoined:
         attempt: the attempt whose workers run on the node; None if there is none.
         is_warm: whether its warm process has loaded torch.
         problem: why the node cannot train; None if it can.
-        allocation: the runner's allocation: a Slurm job id, or "local"; "" counts as the node's own. A runner of a
-            second allocation on a node is reported too, and neither replaces the other. The core dismisses one of them.
+        allocation: the runner's allocation: a booster's number, or the id of the base; "" counts as the node's own. A
+            runner of a second allocation on a node is reported too, and neither replaces the other. The core dismisses
+            one of them.
     """
 
     node: str
@@ -452,10 +453,12 @@ class AllocationAsked:
     """The answer to AskAllocation.
 
     Attributes:
-        allocation: its id; None if the request failed, with the reason in `error`.
+        job_id: the scheduler's id of the booster; "" if the request failed.
+        error: why it failed. The scheduler may have the booster nevertheless.
     """
 
-    allocation: str | None
+    allocation: str
+    job_id: str = ""
     error: str | None = None
 
 
@@ -464,7 +467,8 @@ class AllocationsSeen:
     """The state of the boosters. The driver asks every 10 s while there are any.
 
     Attributes:
-        states: by allocation: of all boosters of the run that the scheduler has, and of those that it has forgotten.
+        states: by allocation: of all boosters of the run that the scheduler has, and of those that it has forgotten. A
+            booster that is being requested is not among the forgotten ones.
         reasons: why each is queued or how it ended, in the scheduler's words.
         nodes: the nodes of each that runs or has run.
         failed: those that have ended with an error of their own.

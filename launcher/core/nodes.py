@@ -44,18 +44,6 @@ def on_node_joined(turn: Turn, given: given_.NodeJoined) -> None:
         turn.do(Send(nodes=(node,), order=Order.KILL, attempt=given.attempt))
 
 
-def on_allocation_asked(turn: Turn, given: given_.AllocationAsked) -> None:
-    for kept in boosters.on_asked(turn, given):
-        if isinstance(kept, given_.NodeJoined):
-            on_node_joined(turn, kept)
-        elif kept.node is None or kept.node not in turn.state.members:
-            continue  # its runner has been sent away
-        elif isinstance(kept, given_.NodeWarm):
-            on_node_warm(turn, kept)
-        else:
-            boosters.on_terminated(turn, kept.node, kept.why if isinstance(kept, given_.Terminated) else "")
-
-
 def _return(turn: Turn, given: given_.NodeJoined) -> None:
     """A lost node has come back. It becomes a spare once no process of its last attempt is left on it."""
     returns = turn.member(given.node).returns + 1

@@ -60,11 +60,13 @@ class RecordedBooster:
     """A booster, according to the events.
 
     Attributes:
+        job_id: the scheduler's id of it; "" if no answer of the scheduler is recorded.
         nodes: the nodes whose runners have connected.
         is_leaving: whether one of its nodes is leaving.
     """
 
     allocation: str
+    job_id: str = ""
     nodes: tuple[str, ...] = ()
     is_leaving: bool = False
     has_ended: bool = False
@@ -124,6 +126,7 @@ class History:
         stop, is_halt, is_cancelled: the requests since the job's last start, as in `state.Requests`.
         hangs, hang_step: number of hangs since a step newer than hang_step, which is the newest step at which it hung.
         boosters: the boosters since the job's last start, oldest first.
+        next_booster: the number of the next booster. No number is used twice in a folder.
         holders: nodes that serve the last attempt without training.
         scale: the size that a user has requested; None if there is no request.
         slow: from a rank to the node on which it was slow first.
@@ -148,6 +151,7 @@ class History:
     is_halt: bool = False
     is_cancelled: bool = False
     boosters: tuple[RecordedBooster, ...] = ()
+    next_booster: int = 1
     holders: tuple[str, ...] = ()
     scale: int | None = None
     slow: HashTrieMap[int, str] = field(default_factory=HashTrieMap)
@@ -246,7 +250,12 @@ def _of_booster(history: History, event: Event, **changes: Any) -> History:
 
 
 def _booster_asked(history: History, event: Event) -> History:
-    return replace(history, boosters=(*history.boosters, RecordedBooster(allocation=event["allocation"])))
+    boosters = (*history.boosters, RecordedBooster(allocation=event["allocation"]))
+    return replace(history, boosters=boosters, next_booster=history.next_booster + 1)
+
+
+def _booster_submitted(history: History, event: Event) -> History:
+    return _of_booster(history, event, job_id=event["job_id"])
 
 
 def _leaving(history: History, event: Event) -> History:
@@ -442,6 +451,7 @@ _FOLDS = {
     "commit": _commit,
     "own_checkpoint": _own_checkpoint,
     "booster_asked": _booster_asked,
+    "booster_submitted": _booster_submitted,
     "booster_end": _booster_end,
     "booster_leaving": _leaving,
     "node_leaving": _leaving,

@@ -8,7 +8,6 @@ a step of its own, because the restored step needs them.
 from __future__ import annotations
 
 from launcher.core import agent_world, boosters, choice
-from launcher.core.commands import AskAllocation
 from launcher.core.frozen import replace
 from launcher.core.inputs import EventsWritten, ScaleAsked
 from launcher.core.members import Phase
@@ -83,12 +82,8 @@ def _tend_boosters(turn: Turn) -> None:
     missing = _missing(turn)
     if missing < 0:
         _give_back(turn, -missing)
-    elif missing and not turn.state.asking.is_asked and turn.due(turn.state.asking.ask_s):
-        job = turn.state.job
-        turn.state = replace(turn.state, asking=replace(turn.state.asking, is_asked=True))
-        out = (node for node, _ in turn.state.history.out.items())
-        exclude = tuple(sorted({*job.nodes, *out, *boosters.avoided(turn)}))
-        turn.do(AskAllocation(nodes=job.booster_nodes, exclude=exclude))
+    elif missing and not boosters.is_asking(turn.state) and turn.due(turn.state.asking.ask_s):
+        boosters.ask(turn)
 
 
 def _missing(turn: Turn) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.core import attempt, choice, departure, ending, launch, nodes, recovery, requests, resize
+from launcher.core import attempt, boosters, choice, departure, ending, launch, nodes, recovery, requests, resize
 from launcher.core import inputs as given_
 from launcher.core.commands import (
     AskUnusable,
@@ -55,6 +55,7 @@ def take_over(turn: Turn, runners: tuple[str, ...]) -> None:
     if turn.state.history.is_done:
         ending.finish(turn, JobOutcome.DONE, "")
         return
+    boosters.ask_again(turn)
     turn.do(AwaitReturn(nodes=runners))
     turn.state = replace(turn.state, roll_call_s=turn.now_s + attempt.RETURN_S)
     if running is not None:

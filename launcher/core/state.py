@@ -13,7 +13,6 @@ from rpds import HashTrieMap, HashTrieSet
 
 from launcher.core.faults import Fault
 from launcher.core.hang import Hang
-from launcher.core.inputs import NodeBroken, NodeJoined, NodeWarm, Terminated
 from launcher.core.marks import Marks
 from launcher.core.members import Members, Network
 from launcher.core.outcomes import AttemptOutcome, JobOutcome
@@ -23,8 +22,6 @@ from launcher.core.stop_reasons import StopReason
 from launcher.diagnosis import NodeEvidence, WorkerFailure
 from launcher.diagnosis.hang_facts import RankFacts
 from launcher.diagnosis.ras import RasProcess
-
-Heard = NodeJoined | NodeWarm | NodeBroken | Terminated  # from a runner whose allocation is not known yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +106,7 @@ class JobFacts:
 class BoosterPhase(Enum):
     """The state of a booster. Exactly one at any time."""
 
+    RECORDING = "recording"  # until its request is on disk; the scheduler has not heard of it
     QUEUED = "queued"
     RUNNING = "running"
     LEAVING = "leaving"  # it serves until its nodes are not needed, and is then ended
@@ -119,6 +117,9 @@ class Booster:
     """An allocation in addition to the base.
 
     Attributes:
+        allocation: its number in the run, for example b3. It has it before it is submitted.
+        job_id: the scheduler's id of it; "" until the scheduler has answered.
+        is_asked: whether the scheduler's answer to the request is awaited.
         reason: why it waits in the queue, or leaves.
         nodes: its nodes that are members.
         hosts: the nodes that the scheduler has given it; () while that is not known.
@@ -130,7 +131,9 @@ class Booster:
     """
 
     allocation: str
-    phase: BoosterPhase = BoosterPhase.QUEUED
+    phase: BoosterPhase = BoosterPhase.RECORDING
+    job_id: str = ""
+    is_asked: bool = False
     reason: str = ""
     nodes: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -140,26 +143,27 @@ class Booster:
     is_end_sent: bool = False
     has_ended: bool = False
 
+    @property
+    def name(self) -> str:
+        """The scheduler's id, by which users know it."""
+        return self.job_id or self.allocation
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
     """The request for the next booster.
 
     Attributes:
-        is_asked: whether a request has not been answered yet.
         ask_s: the earliest time of the next request.
         error: why the last request failed.
         failures: number of boosters in a row that could not start.
         avoided: nodes on which boosters could not start, and until when no booster is to have each.
-        waiting: what has been heard meanwhile from runners of allocations that are not known yet, oldest first.
     """
 
-    is_asked: bool = False
     ask_s: float = 0.0
     error: str = ""
     failures: int = 0
     avoided: tuple[tuple[str, float], ...] = ()
-    waiting: tuple[Heard, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

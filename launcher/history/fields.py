@@ -120,30 +120,36 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "node_back": _kind(
         "A node that was temporarily out of reach is a spare again.", wording.node_back,
-        required="node", allocation=TEXT,
+        required="node", allocation=TEXT, job_id=TEXT,
     ),
     "node_leaving": _kind(
         "A node is about to leave the job: Slurm takes a booster's node back (`allocation`), or a spare takes the "
         "node's position before it fails. `cause`: drained, incident or slow.",
         wording.node_leaving, required="node",
-        allocation=TEXT, cause=TEXT, reason=TEXT,
+        allocation=TEXT, job_id=TEXT, cause=TEXT, reason=TEXT,
     ),
     "booster_asked": _kind(
-        "A booster was submitted.",
-        lambda event: f"booster {event['allocation']} of {event.plural('nodes', 'node')} submitted",
+        "A booster is requested. `allocation`: its number, which no other booster in this folder has. It is submitted "
+        "once this event is on disk.",
+        lambda event: f"booster {event['allocation']} of {event.plural('nodes', 'node')} requested",
         required="allocation nodes", allocation=TEXT, nodes=COUNT,
     ),
+    "booster_submitted": _kind(
+        "The scheduler has accepted a booster. `job_id`: the scheduler's id of it, by which users know it.",
+        "booster {allocation} submitted as {job_id}",
+        required="allocation job_id", allocation=TEXT, job_id=TEXT,
+    ),
     "booster_waits": _kind(
-        "A booster waits in the queue.", "booster {allocation} waits in the queue{because}",
-        required="allocation", allocation=TEXT, reason=TEXT,
+        "A booster waits in the queue.", "{booster} waits in the queue{because}",
+        required="allocation", allocation=TEXT, job_id=TEXT, reason=TEXT,
     ),
     "booster_leaving": _kind(
-        "A booster that has no node yet is given up.", "booster {allocation} is given up{because}",
-        required="allocation", allocation=TEXT, reason=TEXT,
+        "A booster that has no node yet is given up.", "{booster} is given up{because}",
+        required="allocation", allocation=TEXT, job_id=TEXT, reason=TEXT,
     ),
     "booster_end": _kind(
-        "A booster has ended. `again`: when another is requested.", "booster {allocation} has ended{because}",
-        required="allocation", allocation=TEXT, reason=TEXT, again=NUMBER,
+        "A booster has ended. `again`: when another is requested.", "{booster} has ended{because}",
+        required="allocation", allocation=TEXT, job_id=TEXT, reason=TEXT, again=NUMBER,
     ),
     "scale_requested": _kind(
         "A user has requested another number of nodes; no number: that of the job file.",

@@ -19,10 +19,10 @@ class BoosterNow:
     """A booster's state.
 
     Attributes:
-        id: its Slurm job.
+        id: its Slurm job, or its number if Slurm has not answered yet.
         size: its number of nodes.
-        state: "queued", "starting" (it has its nodes), "ready" (it joins at the next resize), "training", "lost" or
-            "leaving".
+        state: "requested" (Slurm has not answered), "queued", "starting" (it has its nodes), "ready" (it joins at the
+            next resize), "training", "lost" or "leaving".
         reason: why it waits or leaves, or which nodes it has lost; "" for none.
         nodes: the nodes whose runners have connected.
         since: time since which it has this state, in seconds since the epoch.
@@ -89,6 +89,7 @@ class BoostersNow:
 
 
 _WORDS = {
+    "requested": "is being submitted",
     "queued": "waits in the queue",
     "starting": "has its nodes, and starts on them",
     "ready": "is ready and joins at the next resize",
@@ -110,13 +111,20 @@ class _Booster:
         now: its state at the last event about it.
         warm: those of its nodes that can start workers at once.
         out: those that are out of use.
-        is_replaced: whether another booster was submitted since it began to leave.
+        is_submitted: whether the scheduler has accepted it.
+        is_replaced: whether another booster was requested since it began to leave.
     """
 
     now: BoosterNow
     warm: frozenset[str] = frozenset()
     out: frozenset[str] = frozenset()
+    is_submitted: bool = False
     is_replaced: bool = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is given up and was never in the queue."""
+        return self.now.state == "leaving" and not self.is_submitted
 
 
 @dataclass(kw_only=True)
@@ -143,12 +151,12 @@ class Size:
         now = self.known
         if not self.boosters and now.ended is None and now.requested is None and not now.refused:
             return None
-        boosters = tuple(self._in_attempt(booster) for booster in self.boosters.values())
+        boosters = tuple(self._in_attempt(booster) for booster in self.boosters.values() if not booster.is_refused)
         return replace(now, nodes=len(self.nodes), boosters=boosters)
 
     def _in_attempt(self, booster: _Booster) -> BoosterNow:
         now = booster.now
-        if now.state in ("queued", "leaving"):
+        if now.state in ("requested", "queued", "leaving"):
             return now
         if booster.out:
             return replace(now, state="lost", reason=", ".join(sorted(booster.out)))
@@ -177,9 +185,17 @@ class Size:
         for allocation, booster in self.boosters.items():
             self.boosters[allocation] = replace(booster, is_replaced=booster.now.state == "leaving")
         allocation = event["allocation"]
-        asked = BoosterNow(id=allocation, size=event.get("nodes") or 1, since=event["time"])
+        asked = BoosterNow(id=allocation, size=event.get("nodes") or 1, state="requested", since=event["time"])
         self.boosters[allocation] = _Booster(now=asked)
-        self.known = replace(self.known, ended=None, refused="", again=None)
+        self.known = replace(self.known, ended=None, again=None)
+
+    def _on_booster_submitted(self, event: Event) -> None:
+        booster = self.boosters.get(event["allocation"])
+        if booster is not None:
+            state = "queued" if booster.now.state == "requested" else booster.now.state
+            self.boosters[event["allocation"]] = replace(booster, is_submitted=True)
+            self._change(event, event["allocation"], id=event["job_id"], state=state)
+        self.known = replace(self.known, refused="")
 
     def _on_booster_waits(self, event: Event) -> None:
         self._change(event, event["allocation"], reason=event.get("reason") or "")
@@ -214,8 +230,13 @@ class Size:
         booster = self.boosters.pop(event["allocation"], None)
         is_leaving = booster is not None and booster.now.state == "leaving"
         why = booster.now.reason if booster is not None and is_leaving else event.get("reason") or "it has ended"
-        if why != "scaled down" and not (booster is not None and booster.is_replaced):
-            self.known = replace(self.known, ended=(event["allocation"], why), again=event.get("again"))
+        if why == "scaled down" or (booster is not None and booster.is_replaced):
+            return
+        if booster is not None and booster.is_refused:
+            self.known = replace(self.known, again=event.get("again"))
+        else:
+            name = event.get("job_id") or event["allocation"]
+            self.known = replace(self.known, ended=(name, why), again=event.get("again"))
 
     def _on_attempt_start(self, event: Event) -> None:
         self.nodes = tuple(event.get("nodes") or ())

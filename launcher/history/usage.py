@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from slurm import SlurmError
 
-_BOOSTER = re.compile(r".+-booster-of-\d+", re.DOTALL)  # see launcher.clusters.slurm.boosters.booster_name
+_BOOSTER = re.compile(r".+-booster-of-\d+(-b\d+)?", re.DOTALL)  # see launcher.clusters.slurm.boosters.booster_name
 _HOUR_S = 3600.0
 
 

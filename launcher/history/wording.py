@@ -20,8 +20,8 @@ ENDED_WELL = (JobOutcome.DONE, JobOutcome.HALTED)
 class Facts(dict[str, Any]):
     """An event as templates and functions read it: absent fields are None, and common phrases are further fields.
 
-    The phrases are "" if the event lacks their field: `at_step`, `on_node`, `of_namespace`, `taking` (the seconds), and
-    `because` (the first line of the reason).
+    The phrases are "" if the event lacks their field: `at_step`, `on_node`, `of_namespace`, `taking` (the seconds),
+    `because` (the first line of the reason), and `booster` (by the scheduler's id, or its number if that is not known).
     """
 
     def __init__(self, event: Mapping[str, Any]) -> None:
@@ -33,6 +33,8 @@ class Facts(dict[str, Any]):
         self["of_namespace"] = f" of namespace {namespace}" if namespace else ""
         self["taking"] = f" in {seconds:.2f} s" if isinstance(seconds, int | float) else ""
         self["because"] = f": {reason}" if reason else ""
+        booster = event.get("job_id") or event.get("allocation")
+        self["booster"] = f"booster {booster}" if booster else ""
 
     def __missing__(self, key: str) -> None:
         return None
@@ -115,14 +117,14 @@ def node_out(event: Facts) -> str:
 
 def node_back(event: Facts) -> str:
     if event["allocation"]:
-        return f"{event['node']} may be used again: it was lost as booster {event['allocation']} ended"
+        return f"{event['node']} may be used again: it was lost as {event['booster']} ended"
     return f"{event['node']} is back"
 
 
 def node_leaving(event: Facts) -> str:
     if event["allocation"] is None:
         return f"{event['node']} is being left, a spare takes its place{event['because']}"
-    return f"{event['node']} leaves with booster {event['allocation']}{event['because']}"
+    return f"{event['node']} leaves with {event['booster']}{event['because']}"
 
 
 def problem(event: Facts) -> str:

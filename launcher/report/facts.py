@@ -118,7 +118,7 @@ class NodeFacts:
         faults: number of faults that name it.
         rebuilt: number of ranks whose state was rebuilt on it.
         reason: why it is out.
-        allocation: the Slurm job of a booster's node.
+        allocation: the number of the booster that it belongs to.
     """
 
     node: str
@@ -135,16 +135,24 @@ class BoosterFacts:
     """A booster of an elastic job. Times are in seconds since the epoch.
 
     Attributes:
-        asked_s, ready_s, ended_s: when it was submitted, when its first node connected, and when it had ended.
+        allocation: its number.
+        job_id: its Slurm job; "" if Slurm has not accepted it.
+        asked_s, ready_s, ended_s: when it was requested, when its first node connected, and when it had ended.
         reason: why it waits, leaves, or has ended; the newest that was recorded.
     """
 
     allocation: str
+    job_id: str = ""
     nodes: int | None = None
     asked_s: float | None = None
     ready_s: float | None = None
     ended_s: float | None = None
     reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The id by which users know it."""
+        return self.job_id or self.allocation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,6 +449,9 @@ class FactsFold:
 
     def _on_booster_asked(self, event: Event) -> None:
         self._booster(event, nodes=event["nodes"], asked_s=event["time"])
+
+    def _on_booster_submitted(self, event: Event) -> None:
+        self._booster(event, job_id=event["job_id"])
 
     def _on_booster_waits(self, event: Event) -> None:
         self._booster(event, reason=event.get("reason") or "")

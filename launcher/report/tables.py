@@ -208,12 +208,13 @@ def _tiers(facts: RunFacts) -> FactTable:
 
 
 def _nodes(facts: RunFacts) -> FactTable:
+    boosters = {booster.allocation: booster.name for booster in facts.boosters}
     return _table(
         "nodes", "Nodes",
         [_text("node"), _text("state"), _number("attempts"), _number("faults"), _number("rebuilt", "ranks rebuilt"),
          _text("allocation", "booster"), _text("reason")],
         (
-            (n.node, n.state, n.attempts, n.faults, n.rebuilt, n.allocation, n.reason)
+            (n.node, n.state, n.attempts, n.faults, n.rebuilt, boosters.get(n.allocation or ""), n.reason)
             for n in sorted(facts.nodes, key=lambda node: (node.state == "out", node.faults, node.node))
         ),
     )  # fmt: skip
@@ -231,10 +232,10 @@ def _resizes(facts: RunFacts) -> FactTable:
 def _boosters(facts: RunFacts) -> FactTable:
     return _table(
         "boosters", "Boosters",
-        [_text("allocation", "Slurm job"), _number("nodes"), _when("asked_s", "submitted"),
+        [_text("job_id", "Slurm job"), _number("nodes"), _when("asked_s", "requested"),
          _when("ready_s", "first node"),
          _when("ended_s", "ended"), _text("reason")],
-        ((b.allocation, b.nodes, b.asked_s, b.ready_s, b.ended_s, b.reason) for b in facts.boosters),
+        ((b.name, b.nodes, b.asked_s, b.ready_s, b.ended_s, b.reason) for b in facts.boosters),
     )  # fmt: skip
 
 

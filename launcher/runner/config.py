@@ -25,7 +25,7 @@ class RunnerConfig:
         host, port: the supervisor's address.
         parent_pid: the parent process, with which the runner ends; None if Slurm's step ends the runner.
         restart_count: number of the job's requeues when this runner was started.
-        allocation: the allocation that the node belongs to, as `Cluster.allocation`.
+        allocation: the allocation that the node belongs to: a booster's number, or `Cluster.allocation`.
         is_booster: whether that is a booster's allocation.
         machine_gpus: the GPUs of this machine, which the nodes of the local cluster share; None on Slurm, which gives
             each node its own, and where there are none.
@@ -60,10 +60,11 @@ class RunnerConfig:
         run_id, booster = env[Variable.RUN_ID], env.get(Variable.ALLOCATION)
         scheduler = scheduler_of(run_id)
         place = scheduler.place(env)
+        own_job = None if booster is None or place is None else place.allocation
         return cls(
             run_id=run_id,
             node=env[Variable.NODE] if place is None else place.node,
-            ram_dir=Path(env.get(Variable.RAM_DIR) or memory_of(run_id, booster)),
+            ram_dir=Path(env.get(Variable.RAM_DIR) or memory_of(run_id, own_job)),
             job_dir=Path(env[Variable.JOB_DIR]),
             host=host,
             port=int(port),

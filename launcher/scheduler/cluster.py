@@ -43,7 +43,8 @@ class Cluster(Protocol):
     """The cluster on which a job runs. Call order: start_runners; release_runners when all are connected, or before
     they are started again; start_agents for each attempt; close at the end, then end_allocations.
 
-    The job's own allocation is the base. Boosters are further allocations, which start their runners themselves.
+    The job's own allocation is the base. Boosters are further allocations, which start their runners themselves. Here a
+    booster's allocation is its number in the run. The scheduler's id of it is for users.
 
     A method that does not get the scheduler's answer raises SlurmError on Slurm, LauncherError elsewhere.
 
@@ -120,19 +121,22 @@ class Cluster(Protocol):
             holders: further nodes of the world, after `nodes`, which hold checkpoints and do not train.
         """
 
-    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
-        """Ask the scheduler for a booster. Its runners connect when it starts.
+    async def ask_allocation(
+        self, allocation: str, nodes: int, exclude: Collection[str], environment: Mapping[str, str]
+    ) -> str:
+        """Ask the scheduler for a booster, unless it has one with this number. Its runners connect when it starts.
 
         Args:
+            allocation: its number.
             nodes: number of nodes.
             exclude: nodes that the booster must not get.
             environment: added to the runners' environment.
 
         Returns:
-            The allocation's id.
+            The scheduler's id of it.
 
         Raises:
-            LauncherError, SlurmError, OSError: there is no booster; or there is one whose id is not known.
+            LauncherError, SlurmError, OSError: there is no booster, or the scheduler has not answered.
         """
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
@@ -150,7 +154,7 @@ class Cluster(Protocol):
         """
 
     async def end_allocation(self, allocation: str) -> None:
-        """End a booster, or remove it from the queue. Idempotent.
+        """End a booster, or remove it from the queue. Idempotent. There may be none with this number.
 
         Raises:
             SlurmError: the scheduler refuses or does not answer.

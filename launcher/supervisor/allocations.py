@@ -11,7 +11,7 @@ from dataclasses import replace
 from holdfast.base.deadlines import within
 from launcher.core.commands import AskAllocation, EndAllocation
 from launcher.core.inputs import AllocationAsked, AllocationsSeen, AllocationState, Input, Terminated
-from launcher.core.state import BoosterPhase, State
+from launcher.core.state import Booster, BoosterPhase, State
 from launcher.errors import LauncherError
 from launcher.scheduler.cluster import Cluster
 from slurm import SlurmError
@@ -37,23 +37,28 @@ class Allocations:
         self._cluster = cluster
         self._put = put
         self.environment: Mapping[str, str] = {}
-        self._known: set[str] = set()  # boosters that have not ended yet
-        self._may_be_more = False  # whether there may be boosters whose ids are not known
+        self._known: set[str] = set()  # boosters that have not ended yet, by number
+        self._asking: set[str] = set()  # those that are being submitted
+        self._has_others = False  # whether the scheduler may have boosters of an earlier start of the job
         self._wake = asyncio.Event()
 
-    async def follow(self, known: Iterable[str]) -> None:
+    async def follow(self, boosters: Iterable[Booster]) -> None:
         """Observe the boosters while the job runs.
 
         Args:
-            known: boosters of this start of the job that an earlier supervisor has recorded.
+            boosters: those that an earlier supervisor has recorded.
         """
-        self._known |= {*known}
-        self._may_be_more = True
+        self._known |= {each.allocation for each in boosters if not (each.has_ended or each.is_asked)}
+        self._has_others = True
         while True:
             self._wake.clear()
             await self._look()
             with contextlib.suppress(TimeoutError):
-                await within(LOOK_S if self._known or self._may_be_more else None, self._wake.wait())
+                await within(LOOK_S if self._is_any else None, self._wake.wait())
+
+    @property
+    def _is_any(self) -> bool:
+        return bool(self._known or self._asking or self._has_others)
 
     async def explained(self, given: Terminated, state: State) -> Terminated:
         """A booster's SIGTERM with Slurm's reason for it, if Slurm answers at once. Others are returned as they are."""
@@ -64,50 +69,54 @@ class Allocations:
         try:
             why = await within(_EXPLAIN_S, self._cluster.why_terminated_booster(booster.allocation))
         except (TimeoutError, LauncherError, SlurmError) as error:
-            log.warning("why booster %s ends is not known: %s", booster.allocation, error or "the scheduler is slow")
+            log.warning("why booster %s ends is not known: %s", booster.name, error or "the scheduler is slow")
             return given
         return replace(given, why=why)
 
     async def ask(self, command: AskAllocation) -> None:
-        """Submit a booster."""
-        is_followed = bool(self._known or self._may_be_more)
-        try:
-            allocation = await self._cluster.ask_allocation(command.nodes, command.exclude, self.environment)
-        except (LauncherError, SlurmError, OSError) as error:
-            log.warning("cannot submit a booster: %s", error)
-            self._may_be_more = True
-            self._put(AllocationAsked(allocation=None, error=str(error)))
-        else:
-            self._known.add(allocation)
-            self._put(AllocationAsked(allocation=allocation))
+        """Submit a booster. Until this is over, it is not known whether the scheduler has it."""
+        is_followed, number = self._is_any, command.allocation
+        self._asking.add(number)
         if not is_followed:
             self._wake.set()
+        try:
+            job_id = await self._cluster.ask_allocation(number, command.nodes, command.exclude, self.environment)
+        except (LauncherError, SlurmError, OSError) as error:
+            log.warning("cannot submit booster %s: %s", number, error)
+            self._put(AllocationAsked(allocation=number, error=str(error)))
+        else:
+            self._put(AllocationAsked(allocation=number, job_id=job_id))
+        self._asking.remove(number)
+        self._known.add(number)
 
     def joined(self, allocation: str) -> None:
         """Observe a booster at once whose first runner has connected. Slurm may have sent its SIGTERM before that."""
-        if allocation in self._known:
+        if allocation in self._known | self._asking:
             self._wake.set()
 
     async def end(self, command: EndAllocation) -> None:
-        """End a booster."""
+        """End a booster. It may not have been submitted yet, or never be."""
+        number, is_followed = command.allocation, self._is_any
         try:
-            await self._cluster.end_allocation(command.allocation)
+            await self._cluster.end_allocation(number)
         except (LauncherError, SlurmError) as error:  # the core orders it again when it is seen again
-            log.warning("cannot end booster %s yet: %s", command.allocation, error)
+            log.warning("cannot end booster %s yet: %s", number, error)
+        self._known |= {number} - self._asking
+        if not is_followed:
+            self._wake.set()
 
     async def _look(self) -> None:
-        if not self._known and not self._may_be_more:
+        if not self._is_any:
             return
-        known, self._may_be_more = {*self._known}, False
+        known = {*self._known}
         try:
             seen = await self._cluster.allocations(known)
         except (LauncherError, SlurmError) as error:
             log.warning("cannot get the state of the boosters: %s", error)
-            self._may_be_more = True
             return
-        ended = {allocation for allocation, each in seen.items() if each.state is AllocationState.ENDED}
+        ended = {number for number, each in seen.items() if each.state is AllocationState.ENDED}
         self._known -= ended
-        self._may_be_more |= not seen.keys() <= self._known | ended
+        self._has_others = not seen.keys() <= self._known | self._asking | ended
         if seen:
             self._put(
                 AllocationsSeen(

@@ -17,6 +17,7 @@ from launcher.errors import LauncherError
 from launcher.job.jobfile import JobSpec
 from launcher.runner.variables import attempt_environment
 from launcher.scheduler.cluster import AgentsHandle, Cluster
+from slurm import SlurmError
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Processes:
                     nodes, environment, log_path, allocations=command.allocations, holders=command.holders
                 )
                 self._follow(handle, number, command.generation)
-            except (LauncherError, OSError) as error:
+            except (LauncherError, SlurmError, OSError) as error:
                 self._put(AgentsEnded(attempt=number, generation=command.generation, reason=str(error)))
 
         self._order(work)

@@ -187,7 +187,7 @@ class Supervisor:
         )
         state, commands = begin(job, earlier_events, self._now_s())
         if self._spec.most_boosters:
-            self._spawn(self._allocations.follow(each.allocation for each in state.boosters if not each.has_ended))
+            self._spawn(self._allocations.follow(state.boosters))
         while (end := self._perform(state, commands)) is None:
             given = await self._inbox.get()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from main_job import Event
 from slurm_kit import HOLDFAST
 from supervised_job import SupervisedJob
+
+from launcher.clusters.slurm.boosters import booster_name
 
 SIZE_S = 120.0  # longer than any change of size takes on a machine that does much else
 GRACE_S = 20  # the testbed's, of its partition for boosters
@@ -57,18 +60,31 @@ class ElasticJob(SupervisedJob):
             slurm={"partition": "base", "exclusive": True} | (slurm or {}),
         )
 
-    @property
-    def booster_name(self) -> str:
-        """The name of the Slurm jobs of its boosters."""
-        return f"{self.watch.job_dir.parent.parent.name}-booster-of-{self.job_id}"
+    def booster_name(self, number: str = "") -> str:
+        """The name of the Slurm job of a booster; the beginning of all their names."""
+        return booster_name(self.watch.job_dir.parent.parent.name, self.job_id, number)
 
     def boosters(self, *states: str) -> dict[str, str]:
         """Slurm's job number -> its nodes ("" while it waits), of its boosters in these states; in any but ended."""
+        return {job: node for job, (node, _, _) in self.listed(*states).items()}
+
+    def boosters_ever(self) -> dict[str, int]:
+        """How many jobs Slurm has had of each booster, by its number. Slurm forgets ended ones after a while."""
+        said = self.cluster.run_as_user(["squeue", "--noheader", "--states=all", "--format=%j"], timeout_s=20).stdout
+        names = [name for name in said.split() if self._is_booster(name)]
+        return dict(Counter(name.removeprefix(self.booster_name()) for name in names))
+
+    def listed(self, *states: str) -> dict[str, tuple[str, str, str]]:
+        """Slurm's job number -> nodes, priority and reason, of its boosters in these states; in any but ended."""
         asked = [f"--states={','.join(states)}"] if states else []
-        argv = ["squeue", "--noheader", "--format=%i|%N", f"--name={self.booster_name}", *asked]
-        said = self.cluster.run_as_user(argv, timeout_s=20).stdout
-        rows = (line.split("|") for line in said.split())
-        return {number: node for number, node in rows}
+        said = self.cluster.run_as_user(
+            ["squeue", "--noheader", "--format=%j|%i|%N|%Q|%r", *asked], timeout_s=20
+        ).stdout
+        rows = (line.split("|") for line in said.splitlines())
+        return {job: (node, priority, why) for name, job, node, priority, why in rows if self._is_booster(name)}
+
+    def _is_booster(self, name: str) -> bool:
+        return name.startswith(self.booster_name())
 
     def until_size(self, nodes: int, after: int = -1) -> Event:
         """Waits until an attempt of that size trains and has committed a step of its own.

@@ -84,9 +84,7 @@ class Team(ElasticJob):
 
     def waits(self) -> dict[str, tuple[int, str]]:
         """Its boosters in the queue: number -> priority and Slurm's reason."""
-        argv = ["squeue", "--noheader", "--states=PENDING", "--format=%i %Q %r", f"--name={self.booster_name}"]
-        rows = (line.split(maxsplit=2) for line in self.cluster.run_as_user(argv, timeout_s=20).stdout.splitlines())
-        return {number: (int(priority), reason) for number, priority, reason in rows}
+        return {job: (int(priority), reason) for job, (_, priority, reason) in self.listed("PENDING").items()}
 
 
 def test_two_teams_share_by_quota_and_fair_share(two_teams: Any, steady_digests: dict[int, str]) -> None:

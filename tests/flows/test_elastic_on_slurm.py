@@ -95,19 +95,36 @@ def test_a_booster_that_is_lost_in_the_middle_of_a_save_costs_nothing_that_was_c
     job.finish(steady_digests)
 
 
-def test_a_supervisor_killed_in_a_resize_is_followed_by_one_that_ends_boosters_nobody_knows_of(
+def test_a_supervisor_killed_in_a_resize_is_followed_by_one_that_knows_its_boosters_and_ends_others(
     six: Any, steady_digests: dict[int, str]
 ) -> None:
     job = ElasticJob(six, six.home / "take-over")
     job.watch.wait_for("resize", SIZE_S)
     first = job.term
-    argv = ["sbatch", "--parsable", f"--job-name={job.booster_name}", "--begin=now+1hour", "--output=/dev/null"]
+    argv = ["sbatch", "--parsable", f"--job-name={job.booster_name('b99')}", "--begin=now+1hour", "--output=/dev/null"]
     stray = str(six.run_as_user([*argv, "--wrap=sleep 1000"]).stdout.strip())
     job.signal_supervisor("KILL", first)
     job.watch.wait_for("takeover", SIZE_S)
     job.until_size(4)
+    submitted = {event["allocation"]: event["job_id"] for event in job.watch.events("booster_submitted")}
+    assert {*submitted} == {"b1", "b2"}, job.watch.story()
+    assert {*job.boosters("RUNNING")} == {*submitted.values()}, job.watch.story()
     job.watch.until(ends_as(six, stray, "CANCELLED"), 60, "end of a booster that nobody knows")
     assert len(job.boosters("RUNNING", "PENDING")) == 2, job.watch.story()
+    job.finish(steady_digests)
+    job.left_nothing()
+
+
+def test_a_supervisor_killed_as_it_submits_a_booster_is_followed_by_one_that_submits_it_once(
+    six: Any, steady_digests: dict[int, str]
+) -> None:
+    job = ElasticJob(six, six.home / "submits")
+    job.watch.wait_for("booster_asked", SIZE_S)
+    job.signal_supervisor("KILL", job.term)
+    job.watch.wait_for("takeover", SIZE_S)
+    job.until_size(4)
+    asked = [event["allocation"] for event in job.watch.events("booster_asked")]
+    assert asked == ["b1", "b2"] and job.boosters_ever() == {"b1": 1, "b2": 1}, job.watch.story()
     job.finish(steady_digests)
     job.left_nothing()
 

@@ -42,9 +42,10 @@ HANG = [
     event(100, "first_step", attempt=2, step=41, seconds=8.0),
 ]
 GROWN = [
-    event(101, "booster_asked", allocation="8", nodes=2),
-    event(102, "booster_waits", allocation="8", reason="Resources"),
-    event(110, "node_ready", node="n4", warm=True, allocation="8"),
+    event(101, "booster_asked", allocation="b1", nodes=2),
+    event(101, "booster_submitted", allocation="b1", job_id="8"),
+    event(102, "booster_waits", allocation="b1", job_id="8", reason="Resources"),
+    event(110, "node_ready", node="n4", warm=True, allocation="b1"),
     event(120, "commit", attempt=2, tier="memory", step=61, seconds=0.5, bytes=1000),
     event(120, "resize", attempt=2, size=2, to=4, reason="a booster is ready"),
     event(121, "attempt_end", attempt=2, outcome="resized", step=61),

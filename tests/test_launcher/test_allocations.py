@@ -18,12 +18,12 @@ from launcher.supervisor.allocations import Allocations
 from slurm import SlurmError
 
 QUEUED, RUNNING, ENDED = AllocationState.QUEUED, AllocationState.RUNNING, AllocationState.ENDED
-ASK = AskAllocation(nodes=1, exclude=("n1",))
+ASK = AskAllocation(allocation="b9", nodes=1, exclude=("n1",))
 DEADLINE_S = 20.0
 
 
 class Scheduler:
-    """A scheduler's boosters: id -> state."""
+    """A scheduler's boosters: number -> state."""
 
     def __init__(self, **states: AllocationState) -> None:
         self.states = dict(states)
@@ -33,13 +33,14 @@ class Scheduler:
         self.answers.set()
         self.looks: list[set[str]] = []
 
-    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
-        name = f"b{len(self.states) + 1}"
-        self.states[name] = QUEUED
+    async def ask_allocation(
+        self, allocation: str, nodes: int, exclude: Collection[str], environment: Mapping[str, str]
+    ) -> str:
         await self.answers.wait()
+        self.states.setdefault(allocation, QUEUED)
         if self.refuses:
             raise SlurmError("no answer within 30 s")
-        return name
+        return f"job-{allocation}"
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         if self.is_silent:
@@ -50,7 +51,8 @@ class Scheduler:
     async def end_allocation(self, name: str) -> None:
         if self.is_silent:
             raise SlurmError("no answer within 30 s")
-        self.states[name] = ENDED
+        if name in self.states:
+            self.states[name] = ENDED
 
 
 def play(
@@ -62,7 +64,7 @@ def play(
         scheduler, inbox = Scheduler(**states), asyncio.Queue[Input]()
         cluster: Any = scheduler
         allocations = Allocations(cluster, inbox.put_nowait)
-        following = asyncio.create_task(allocations.follow(known))
+        following = asyncio.create_task(allocations.follow([Booster(allocation=number) for number in known]))
         try:
             await asyncio.wait_for(scene(scheduler, allocations, inbox), DEADLINE_S)
         finally:
@@ -81,7 +83,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_those_that_an_earlier_supervisor_could_not_record_are_reported_until_they_have_ended() -> None:
+def test_those_of_an_earlier_start_are_reported_until_they_have_ended() -> None:
     async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
         for _ in range(2):
             assert await inbox.get() == AllocationsSeen(states={"b2": QUEUED}, reasons={"b2": "why"})
@@ -96,10 +98,48 @@ def test_one_that_the_scheduler_has_in_spite_of_its_error_is_reported() -> None:
         await until(lambda: scheduler.looks)
         scheduler.refuses = True
         await allocations.ask(ASK)
-        assert await inbox.get() == AllocationAsked(allocation=None, error="no answer within 30 s")
-        assert await inbox.get() == AllocationsSeen(states={"b1": QUEUED}, reasons={"b1": "why"})
+        assert await inbox.get() == AllocationAsked(allocation="b9", error="no answer within 30 s")
+        assert await inbox.get() == AllocationsSeen(states={"b9": QUEUED}, reasons={"b9": "why"})
 
     play(scene)
+
+
+def test_one_that_is_being_submitted_does_not_count_as_ended_where_the_scheduler_does_not_have_it_yet() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        scheduler.answers.clear()
+        asking = asyncio.create_task(allocations.ask(ASK))
+        await asyncio.create_task(allocations.end(EndAllocation(allocation="b9")))
+        await until(lambda: len(scheduler.looks) >= 3)
+        assert inbox.empty()
+        scheduler.answers.set()
+        await asking
+        assert await inbox.get() == AllocationAsked(allocation="b9", job_id="job-b9")
+        assert await inbox.get() == AllocationsSeen(states={"b9": QUEUED}, reasons={"b9": "why"}), "it is ended again"
+
+    play(scene)
+
+
+def test_one_that_was_never_submitted_has_ended_once_it_is_to_end() -> None:
+    async def scene(scheduler: Scheduler, allocations: Allocations, inbox: asyncio.Queue[Input]) -> None:
+        await until(lambda: scheduler.looks)
+        await allocations.end(EndAllocation(allocation="b9"))
+        assert await inbox.get() == AllocationsSeen(states={"b9": ENDED}, reasons={"b9": "why"})
+
+    play(scene)
+
+
+def test_one_whose_answer_an_earlier_supervisor_awaited_does_not_count_as_ended_before_it_is_asked_for_again() -> None:
+    async def scene() -> None:
+        scheduler, inbox = Scheduler(), asyncio.Queue[Input]()
+        cluster: Any = scheduler
+        allocations = Allocations(cluster, inbox.put_nowait)
+        awaited = Booster(allocation="b9", phase=BoosterPhase.QUEUED, is_asked=True)
+        following = asyncio.create_task(allocations.follow([awaited, Booster(allocation="b8", has_ended=True)]))
+        await until(lambda: scheduler.looks)
+        following.cancel()
+        assert scheduler.looks == [set()] and inbox.empty()
+
+    asyncio.run(asyncio.wait_for(scene(), DEADLINE_S))
 
 
 def test_one_whose_runner_comes_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +176,9 @@ def test_nobody_is_asked_while_there_are_none() -> None:
             pass
         looks = len(scheduler.looks)
         await allocations.ask(ASK)
-        assert await inbox.get() == AllocationAsked(allocation="b2")
+        assert await inbox.get() == AllocationAsked(allocation="b9", job_id="job-b9")
         await inbox.get()
-        assert scheduler.looks[looks:][0] == {"b2"}
+        assert scheduler.looks[looks:] and scheduler.looks[-1] == {"b9"}
 
     play(scene, "b1", b1=ENDED)
 

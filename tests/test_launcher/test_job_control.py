@@ -87,7 +87,7 @@ def job_in(folder: Path) -> KnownJob:
 def test_why_a_booster_waits_is_what_slurm_says_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Answers:
         def jobs_named(self, name: str) -> dict[str, NamedJob]:
-            assert name == "gpt-booster-of-7"
+            assert name == "gpt-booster-of-7-"
             waits = NamedJob(state="PENDING", reason="PartitionDown")
             return {"8": waits, "9": NamedJob(state="RUNNING"), "10": NamedJob(state="RUNNING")}
 

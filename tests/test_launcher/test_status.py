@@ -226,11 +226,13 @@ def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
 
 GROWN = [
     *TRAINED,
-    event(19, "booster_asked", allocation="41", nodes=2),
-    event(19, "booster_asked", allocation="42", nodes=2),
-    event(20, "booster_waits", allocation="42", reason="Priority"),
-    event(21, "node_ready", node="x1", warm=True, allocation="41"),
-    event(21, "node_ready", node="x2", warm=True, allocation="41"),
+    event(19, "booster_asked", allocation="b1", nodes=2),
+    event(19, "booster_submitted", allocation="b1", job_id="41"),
+    event(19, "booster_asked", allocation="b2", nodes=2),
+    event(19, "booster_submitted", allocation="b2", job_id="42"),
+    event(20, "booster_waits", allocation="b2", job_id="42", reason="Priority"),
+    event(21, "node_ready", node="x1", warm=True, allocation="b1"),
+    event(21, "node_ready", node="x2", warm=True, allocation="b1"),
     event(30, "resize", attempt=0, size=2, to=4, reason="more nodes are there"),
     event(31, "attempt_end", attempt=0, outcome="resized", step=12),
 ]
@@ -253,14 +255,15 @@ def test_status_says_why_a_job_has_its_size() -> None:
     assert "booster 41 (2 nodes) has its nodes, and starts on them" in (status_of(starting, now_s=30).size or "")
     size = status_of(RESIZED, now_s=36).size
     assert size is not None and size.startswith("4 nodes train; booster 41 (2 nodes) trains; booster 42")
-    leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="41", reason="preempted")]
+    leaving = [*RESIZED, event(40, "node_leaving", node="x1", allocation="b1", job_id="41", reason="preempted")]
     assert "booster 41 (2 nodes) leaves: preempted" in (status_of(leaving, now_s=41).size or "")
-    gone = [*leaving, event(50, "booster_end", allocation="41", reason="PREEMPTED", again=350.0)]
+    gone = [*leaving, event(50, "booster_end", allocation="b1", job_id="41", reason="PREEMPTED", again=350.0)]
     at = time.strftime("%H:%M:%S", time.localtime(350.0))
     ended = f"booster 41 has ended (preempted); the next is requested at {at}"
     assert ended in (status_of(gone, now_s=51).size or "")
-    asked = [*leaving, event(45, "booster_asked", allocation="43", nodes=2), gone[-1]]
-    assert "has ended" not in (status_of(asked, now_s=51).size or ""), "another was submitted already"
+    asked = [*leaving, event(45, "booster_asked", allocation="b3", nodes=2), gone[-1]]
+    assert "has ended" not in (status_of(asked, now_s=51).size or ""), "another was requested already"
+    assert "booster b3 (2 nodes) is being submitted" in (status_of(asked, now_s=51).size or "")
     scaled = [*gone, event(60, "scale_requested", nodes=2)]
     assert "2 requested by a user" in (status_of(scaled, now_s=61).size or "")
     left = [*scaled, event(70, "scale_requested")]
@@ -268,11 +271,22 @@ def test_status_says_why_a_job_has_its_size() -> None:
 
 
 def test_a_booster_that_is_refused_is_in_the_size_until_one_is_submitted() -> None:
-    refused = [*TRAINED, event(19, "problem", what=REFUSED, detail="Job violates accounting/QOS policy", again=319.0)]
-    size = status_of(refused, now_s=20).size or ""
-    assert "a booster was refused: Job violates accounting/QOS policy; the next is requested at " in size
-    asked = event(30, "booster_asked", allocation="41", nodes=2)
-    assert "refused" not in (status_of([*refused, asked], now_s=31).size or "")
+    why = "Job violates accounting/QOS policy"
+    refused = [
+        *TRAINED,
+        event(19, "booster_asked", allocation="b1", nodes=2),
+        event(19, "problem", what=REFUSED, detail=why, again=319.0),
+        event(19, "booster_leaving", allocation="b1", reason=why),
+    ]
+    told = f"2 nodes train; a booster was refused: {why}; the next is requested at "
+    assert (status_of(refused, now_s=20).size or "").startswith(told)
+    refused.append(event(29, "booster_end", allocation="b1", reason=why, again=319.0))
+    assert (status_of(refused, now_s=30).size or "").startswith(told)
+    again = [*refused, event(320, "booster_asked", allocation="b2", nodes=2)]
+    text = f"2 nodes train; booster b2 (2 nodes) is being submitted; a booster was refused: {why}"
+    assert status_of(again, now_s=320).size == text
+    again.append(event(321, "booster_submitted", allocation="b2", job_id="42"))
+    assert status_of(again, now_s=322).size == "2 nodes train; booster 42 (2 nodes) waits in the queue"
 
 
 def test_sizes_are_fields_in_json() -> None:
@@ -309,7 +323,7 @@ def test_a_resize_is_no_fault_and_its_time_counts_as_lost() -> None:
 
 def test_a_node_that_was_lost_with_its_booster_is_neither_out_nor_a_spare() -> None:
     lost = event(40, "node_out", node="x1", reason="its connection closed", lost=True)
-    back = event(50, "node_back", node="x1", allocation="41")
+    back = event(50, "node_back", node="x1", allocation="b1", job_id="41")
     assert describe(back) == "x1 may be used again: it was lost as booster 41 ended"
     left = event(45, "attempt_start", attempt=2, nodes=["n1", "n2"], spares=[], rung="shrink")
     smaller = status_of([*RESIZED, lost, left], now_s=46).size

@@ -14,7 +14,7 @@ from slurm import SlurmError
 
 # as `sacct --allusers --allocations --parsable2 --format=Account,AllocNodes,ElapsedRaw,JobName%256` of 22.05 prints it
 ROWS = """vision|2|3600|va
-vision|1|1800|va-booster-of-5
+vision|1|1800|va-booster-of-5-b12
 vision|0|0|va-booster-of-5
 language|1|7200|lc
 language|2|5400|l|c-booster-of-16

@@ -183,7 +183,7 @@ KEPT = {
         Setup(seed=30008084),
         (Fault("workers_pause", at_s=30.0, lasts_s=400.0), Fault("node_cut", after="judging", flag=2)),
     ),
-    "a booster preempted before its allocation is known leaves": Schedule(
+    "a booster preempted before the scheduler has answered leaves": Schedule(
         Setup(seed=30060136, boosters=2, settle_s=0.5),
         (Fault("booster_preempted", at_s=1.0, after="NodeJoined", nth=4), Fault("sbatch_late", lasts_s=150.0)),
     ),
@@ -312,7 +312,7 @@ KEPT = {
             Fault("partition", after="NodeJoined", nth=4, lasts_s=90.0, flag=1),
         ),
     ),
-    "a runner that breaks before its allocation is known is not used": Schedule(
+    "a runner that breaks before the scheduler has answered is not used": Schedule(
         Setup(seed=170537790, reports=1, boosters=2),
         (Fault("runner_broken", at_s=10.0, node=3), Fault("sbatch_late", lasts_s=10.0)),
     ),

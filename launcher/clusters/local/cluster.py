@@ -92,17 +92,19 @@ class LocalCluster:
         }
         return await ChildProcess.start(argv, {**environment, **own_environment}, log_path)
 
-    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
+    async def ask_allocation(
+        self, allocation: str, nodes: int, exclude: Collection[str], environment: Mapping[str, str]
+    ) -> str:
         """The nodes start at once. Node names are never reused, so that a new node finds no remains of an old one."""
-        allocation, first = f"local-{len(self._boosters) + 1}", len(self._runners)
+        first = len(self._runners)
         self._boosters[allocation] = names = [f"node{first + index}" for index in range(nodes)]
         for node in names:
             self._runners[node] = await self._start_runner(node, {**environment, Variable.ALLOCATION: allocation})
-        return allocation
+        return f"local-{allocation}"
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         def seen(allocation: str) -> SeenAllocation:
-            if any(self._runners[node].is_running for node in self._boosters.get(allocation, ())):
+            if any(runner.is_running for _, runner in self._of_booster(allocation)):
                 return SeenAllocation(AllocationState.RUNNING)
             return SeenAllocation(AllocationState.ENDED, "its processes have ended")
 
@@ -112,10 +114,15 @@ class LocalCluster:
         return "ended by a signal"
 
     async def end_allocation(self, allocation: str) -> None:
-        for node in self._boosters.get(allocation, ()):
-            await self._runners[node].end(_CLOSE_TIMEOUT_S)
+        for node, runner in self._of_booster(allocation):
+            await runner.end(_CLOSE_TIMEOUT_S)
             await end_all(partial(self._pids, node), _CLOSE_TIMEOUT_S)
             remove_memory_dir(memory_dir(self.run_id, node))
+
+    def _of_booster(self, allocation: str) -> list[tuple[str, ChildProcess]]:
+        """A booster's nodes whose runners have been started."""
+        nodes = self._boosters.get(allocation, ())
+        return [(node, self._runners[node]) for node in nodes if node in self._runners]
 
     async def end_allocations(self) -> None:
         """Does nothing: close() ends all processes."""

@@ -47,7 +47,6 @@ def main() -> int:
     except (LauncherError, SlurmError) as error:
         print(f"holdfast: error: {error}", file=sys.stderr)
         return 1
-    env[Variable.ALLOCATION] = str(job.job_id)
     os.execvp(argv[0], argv)
 
 

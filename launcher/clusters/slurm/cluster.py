@@ -168,7 +168,9 @@ class SlurmCluster:
         allocations: Mapping[str, str],
         holders: Sequence[str] = (),
     ) -> AgentsHandle:
-        jobs = {node: allocations.get(node, self.allocation) for node in (*nodes, *holders)}
+        of_node = {node: allocations.get(node, self.allocation) for node in (*nodes, *holders)}
+        job_ids = await asyncio.to_thread(self._job_ids, {*of_node.values()})
+        jobs = {node: job_ids[allocation] for node, allocation in of_node.items()}
         ram_dir = str(memory_of(self.run_id))
         own = agent_launch.environment() | {Variable.RAM_DIR: ram_dir}
         tasks: list[str] = []
@@ -176,7 +178,7 @@ class SlurmCluster:
             argv = agent_launch.srun_world(self._job_id, [*jobs], *self._in_container)
             tasks = [node for node in self.nodes if node in jobs]  # Slurm's order, whatever --nodelist has
         else:
-            environments = {job: self._of_allocation(job) for job in jobs.values()}
+            environments = {job_id: self._of_allocation(number, job_id) for number, job_id in job_ids.items()}
             await asyncio.to_thread(remove_remains, memory_of(self.run_id))
             argv, more = agent_launch.mpirun_over_srun(find_mpirun() or "mpirun", jobs, environments, ram_dir)
             own |= more
@@ -186,8 +188,10 @@ class SlurmCluster:
         self._agents = await ChildProcess.start(argv, {**environment, **own}, log_path, outlives_us=True)
         return self._agents
 
-    async def ask_allocation(self, nodes: int, exclude: Collection[str], environment: Mapping[str, str]) -> str:
-        return await asyncio.to_thread(self._boosters.ask, nodes, exclude, environment)
+    async def ask_allocation(
+        self, allocation: str, nodes: int, exclude: Collection[str], environment: Mapping[str, str]
+    ) -> str:
+        return await asyncio.to_thread(self._boosters.ask, allocation, nodes, exclude, environment)
 
     async def allocations(self, known: Collection[str]) -> dict[str, SeenAllocation]:
         return await asyncio.to_thread(self._boosters.seen, known)
@@ -249,8 +253,8 @@ class SlurmCluster:
         if job is None:
             raise SlurmError(f"job {self._reference}: Slurm knows no such job")
         there = {*job.nodes}
-        for allocation in {*allocations.values()} - {self.allocation}:
-            booster = self._slurm.job(allocation)
+        for job_id in self._boosters.job_ids({*allocations.values()} - {self.allocation}).values():
+            booster = self._slurm.job(job_id)
             there |= {*booster.nodes} if booster is not None and booster.state == "RUNNING" else set()
         known = [node for node in self._slurm.nodes() if node.name in nodes]
         port = self._slurm.slurmd_port()
@@ -414,11 +418,19 @@ class SlurmCluster:
                 time.sleep(_ASK_AGAIN_S)
         return ask()
 
-    def _of_allocation(self, job: str) -> dict[str, str]:
+    def _job_ids(self, allocations: Collection[str]) -> dict[str, str]:
+        """The Slurm job of each allocation."""
+        boosters = {*allocations} - {self.allocation}
+        found = self._boosters.job_ids(boosters)
+        if unknown := boosters - found.keys():
+            raise LauncherError(f"Slurm knows no job of the boosters {', '.join(sorted(unknown))}")
+        return found | {base: base for base in {*allocations} - boosters}
+
+    def _of_allocation(self, allocation: str, job_id: str) -> dict[str, str]:
         """The variables of agents that differ between allocations."""
-        if job == self.allocation:
+        if allocation == self.allocation:
             return {Variable.RAM_DIR: str(memory_of(self.run_id))}
-        return {Variable.RAM_DIR: str(memory_of(self.run_id, job)), Variable.ALLOCATION: job}
+        return {Variable.RAM_DIR: str(memory_of(self.run_id, job_id)), Variable.ALLOCATION: allocation}
 
     def _srun(self, nodes: list[str], *options: str) -> list[str]:
         return agent_launch.srun(self._job_id, nodes, *self._in_container, *options)

@@ -220,8 +220,8 @@ class Play:
             )
         elif isinstance(command, do.AskAllocation):
             error = self.scheduler_error
-            allocation = None if error is not None else f"b{len(self.all(do.AskAllocation))}"
-            yield inputs.AllocationAsked(allocation=allocation, error=error)
+            job_id = "" if error is not None else command.allocation.replace("b", "4")
+            yield inputs.AllocationAsked(allocation=command.allocation, job_id=job_id, error=error)
         elif isinstance(command, do.AskWhyTerminated):
             yield inputs.TerminationExplained(why=StopReason(self.why_terminated))
         elif isinstance(command, do.AskTimeLeft):

@@ -86,8 +86,46 @@ def test_boosters_are_asked_for_once_the_job_trains() -> None:
     play.come()
     assert not play.all(do.AskAllocation)
     play.train()
-    assert play.all(do.AskAllocation) == [do.AskAllocation(nodes=1, exclude=("n1", "n2"))] * 2
+    asked = [do.AskAllocation(allocation=name, nodes=1, exclude=("n1", "n2")) for name in ("b1", "b2")]
+    assert play.all(do.AskAllocation) == asked
     assert [event["allocation"] for event in play.events("booster_asked")] == ["b1", "b2"]
+    assert [event["job_id"] for event in play.events("booster_submitted")] == ["41", "42"]
+
+
+def test_a_booster_is_asked_for_once_its_number_is_on_disk() -> None:
+    play = Play(make_elastic())
+    play.begin()
+    play.come()
+    play.silent.add(do.Settle)
+    play.give(inputs.EventsWritten())  # of the attempt
+    play.train()
+    assert [event["allocation"] for event in play.events("booster_asked")] == ["b1"], "one at a time"
+    assert not play.all(do.AskAllocation)
+    play.silent.clear()
+    play.give(inputs.EventsWritten())
+    assert [command.allocation for command in play.all(do.AskAllocation)] == ["b1", "b2"]
+
+
+def test_a_booster_that_is_given_back_before_its_number_is_on_disk_is_never_asked_for() -> None:
+    play = Play(make_elastic(boosters=1))
+    play.begin()
+    play.come()
+    play.silent.add(do.Settle)
+    play.give(inputs.EventsWritten())
+    play.train()
+    play.give(inputs.ScaleAsked(nodes=2), inputs.EventsWritten())
+    assert not play.all(do.AskAllocation)
+    ended(play, "b1", "Slurm has forgotten it")
+    assert play.events("booster_end")[-1]["reason"] == "scaled down" and not play.state.boosters
+
+
+def test_a_booster_that_is_given_back_before_the_scheduler_has_answered_is_ended_once_it_has() -> None:
+    play = Play(make_elastic(boosters=1))
+    play.silent.add(do.AskAllocation)
+    play.run()
+    play.give(inputs.ScaleAsked(nodes=2))
+    given = play.give(inputs.AllocationAsked(allocation="b1", job_id="41"))
+    assert do.EndAllocation(allocation="b1") in given, "the order before may have come too early"
 
 
 def test_nodes_that_are_out_are_excluded() -> None:
@@ -127,7 +165,22 @@ def test_what_cannot_be_asked_for_is_asked_for_again_after_a_while() -> None:
     assert len([event for event in play.events("problem") if "booster" in event["what"]]) == 1, "said once"
     play.scheduler_error = None
     play.passes(SNOOZE_S)
-    assert len(play.events("booster_asked")) == 2
+    assert [event["allocation"] for event in play.events("booster_submitted")] == ["b3", "b4"]
+
+
+def test_a_booster_that_the_scheduler_may_have_in_spite_of_its_error_is_ended_by_its_number() -> None:
+    play = Play(make_elastic(boosters=1))
+    play.scheduler_error = "no answer within 30 s"
+    play.run()
+    order = do.EndAllocation(allocation="b1")
+    assert play.all(do.EndAllocation) == [order]
+    play.give(AllocationsSeen(states={"b1": AllocationState.QUEUED}))
+    assert play.all(do.EndAllocation) == [order, order]
+    play.boost("x1", "b1")
+    assert play.all(do.Dismiss)[-1] == do.Dismiss(node="x1", forget=True, allocation="b1")
+    ended(play, "b1", "Slurm has forgotten it")
+    (end,) = play.events("booster_end")
+    assert (end["allocation"], end["reason"]) == ("b1", "no answer within 30 s") and end["again"] > play.now_s
 
 
 def test_why_a_booster_waits_is_recorded_as_it_changes() -> None:
@@ -289,7 +342,8 @@ def test_a_booster_that_is_preempted_leaves_at_a_step_boundary() -> None:
     play.give(inputs.Terminated(node="x2"))
     assert not play.all(do.AskWhyTerminated)
     assert play.events("node_leaving") == [
-        {"event": "node_leaving", "time": play.now_s, "node": "x2", "allocation": "b2", "reason": "preempted"}
+        {"event": "node_leaving", "time": play.now_s, "node": "x2", "reason": "preempted"}
+        | {"allocation": "b2", "job_id": "42"}
     ]
     assert play.orders(Order.STOP)[-1].nodes == ("n1", "n2", "x1", "x2")
     play.end_well()
@@ -602,28 +656,17 @@ def test_a_node_is_a_member_once() -> None:
     assert play.attempt.is_running and play.state.members["x1"].allocation == "b1"
 
 
-def test_a_runner_that_is_there_before_its_allocation_is_known_is_waited_for() -> None:
-    play = Play(make_elastic())
+def test_a_runner_that_is_there_before_the_scheduler_has_answered_joins() -> None:
+    play = Play(make_elastic(boosters=1))
     play.silent.add(do.AskAllocation)
     play.run()
-    play.boost("x1", "b7", is_warm=False)
-    play.give(inputs.NodeWarm(node="x1"))
-    assert not play.all(do.Dismiss)
-    play.give(inputs.AllocationAsked(allocation="b7"))
-    assert play.in_phase(Phase.READY) == ["x1"] and play.state.members["x1"].is_warm
-    play.boost("x2", "b8")
-    play.give(inputs.AllocationAsked(allocation=None, error="timed out"))
-    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b8")]
-
-
-def test_a_runner_that_breaks_before_its_allocation_is_known_does_not_join() -> None:
-    play = Play(make_elastic())
-    play.silent.add(do.AskAllocation)
-    play.run()
-    play.boost("x1", "b7")
-    play.give(inputs.NodeBroken(node="x1", reason="no /venv"))
-    play.give(inputs.AllocationAsked(allocation="b7"))
-    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b7")] and "x1" not in play.in_phase(Phase.READY)
+    play.boost("x1", "b1")
+    assert not play.all(do.Dismiss) and play.in_phase(Phase.READY) == ["x1"]
+    play.passes(SETTLE_S)
+    stop_and_train(play)
+    assert started(play)[-1][:2] == ("grow", ("n1", "n2", "x1"))
+    play.give(inputs.AllocationAsked(allocation="b1", job_id="41"))
+    assert play.state.boosters[0].job_id == "41" and len(play.all(do.AskAllocation)) == 1
 
 
 def test_a_node_that_is_out_does_not_join() -> None:
@@ -637,17 +680,15 @@ def test_a_node_that_is_out_does_not_join() -> None:
     assert do.EndAllocation(allocation="b3") in play.all(do.EndAllocation)
 
 
-def test_a_booster_of_the_run_that_no_event_names_is_ended_unless_it_may_be_the_requested_one() -> None:
-    play = Play(make_elastic())
+def test_a_booster_of_an_earlier_start_is_ended_when_it_is_seen_and_the_requested_one_is_not() -> None:
+    before = running(None, "x1")
+    play = Play(make_elastic(), before.events())
     play.silent.add(do.AskAllocation)
     play.run()
-    seen = AllocationsSeen(states={"b7": AllocationState.QUEUED, "b6": AllocationState.ENDED})
-    play.give(seen)
-    assert not play.all(do.EndAllocation), "it may be the answer that is on its way"
-    play.silent.remove(do.AskAllocation)
-    play.give(inputs.AllocationAsked(allocation="b8"), seen)
-    assert do.EndAllocation(allocation="b7") in play.all(do.EndAllocation)
-    assert {each.allocation for each in play.all(do.EndAllocation)} == {"b7"}
+    states = {"b1": AllocationState.QUEUED, "b2": AllocationState.ENDED, "b3": AllocationState.QUEUED}
+    play.give(AllocationsSeen(states=states))
+    assert [event["allocation"] for event in play.events("booster_asked")] == ["b3"], "no number is used again"
+    assert play.all(do.EndAllocation) == [do.EndAllocation(allocation="b1")]
 
 
 # Losses.
@@ -764,6 +805,25 @@ def test_boosters_are_known_after_a_take_over() -> None:
     assert [(each.allocation, each.nodes) for each in play.state.boosters] == [("b1", ("x1",)), ("b2", ())]
     assert play.attempt.is_running and play.in_phase(Phase.TRAINING) == ["n1", "n2", "x1"]
     assert not play.all(do.AskAllocation)
+    assert [each.job_id for each in play.state.boosters] == ["41", "42"]
+
+
+@pytest.mark.parametrize("has_joined", [False, True], ids=["queued", "its runner has connected"])
+def test_a_booster_whose_answer_the_former_supervisor_did_not_hear_is_asked_for_again(has_joined: bool) -> None:
+    before = Play(make_elastic(boosters=1))
+    before.silent.add(do.AskAllocation)
+    before.run()
+    step(before)
+    if has_joined:
+        before.boost("x1", "b1")
+    play = taken_over(before, boosters=1)
+    (asked,) = play.all(do.AskAllocation)
+    assert asked.allocation == "b1" and not play.events("booster_asked"), "the same number"
+    assert [(each.allocation, each.job_id) for each in play.state.boosters] == [("b1", "41")]
+    if not has_joined:
+        assert play.state.boosters[0].phase is BoosterPhase.QUEUED
+    play.passes(SNOOZE_S)
+    assert len(play.all(do.AskAllocation)) == 1
 
 
 def test_a_booster_that_left_is_ended_after_a_take_over() -> None:
