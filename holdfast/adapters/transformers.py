@@ -39,6 +39,9 @@ log = logging.getLogger("holdfast.adapters")
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 
+_TRL = ("_metrics", "_total_train_tokens")
+"""What TRL's trainers write into their logs: values since the last log, and the tokens since the beginning."""
+
 _REFUSED = {
     "enable_jit_checkpoint": "Holdfast saves before a stop; its workers get no SIGTERM, for which this option waits",
     "auto_find_batch_size": "another batch size during training would change the samples of a step",
@@ -58,7 +61,7 @@ def holdfast(
         trainer: the Trainer; its class becomes a subclass of itself.
         checkpointer: default: that of the job file's `checkpoint` section. `train()` closes it.
         attributes: names of further attributes of the trainer to save, such as counters of a subclass. Their values
-            are what a Checkpointer stores.
+            are what a Checkpointer stores. A dict stays of its type. Those of TRL's logs are saved without being named.
 
     Returns:
         The same trainer.
@@ -81,11 +84,24 @@ def holdfast(
             "use DDP or FSDP2"
         )
     warn_if_untried("transformers", "5.23")
+    if hasattr(trainer, "_buffered_inputs"):
+        log.warning(
+            "%s keeps generated samples beyond a step, which no checkpoint has: after a restart it generates others, "
+            "and ends with other weights than a run without one",
+            type(trainer).__name__,
+        )
     trainer.__class__ = type(f"Holdfast{type(trainer).__name__}", (_HoldfastTrainer, type(trainer)), {})
     trainer._hf_checkpointer = checkpointer
-    trainer._hf_attributes = tuple(attributes)
+    trainer._hf_attributes = tuple(dict.fromkeys((*attributes, *_logged_by_trl(trainer))))
     trainer._hf = None
     return trainer
+
+
+def _logged_by_trl(trainer: Any) -> list[str]:
+    if not any(base.__module__.startswith("trl.") for base in type(trainer).__mro__):
+        return []
+    warn_if_untried("trl", "1.16")
+    return [name for name in _TRL if hasattr(trainer, name)]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -211,7 +227,10 @@ class _HoldfastTrainer(Trainer):
         self._put_callbacks(saved["callbacks"])
         self.control.should_training_stop = saved["stops"]
         for name in self._hf_attributes:
-            setattr(self, name, saved["attributes"][name])
+            if name in saved["attributes"]:
+                setattr(self, name, _in_place(getattr(self, name, None), saved["attributes"][name]))
+            else:
+                log.warning("the checkpoint has no attribute %s of the trainer: it begins anew", name)
         return saved
 
     def _put_callbacks(self, saved: list[Any]) -> None:
@@ -329,6 +348,16 @@ class _WatchedBatches(AroundBatches):
                 return
             yield batch
             number += 1
+
+
+def _in_place(value: Any, saved: Any) -> Any:
+    """The saved value. Dicts stay the objects that they are, such as a defaultdict."""
+    if not (isinstance(value, dict) and isinstance(saved, dict)):
+        return saved
+    found = {key: _in_place(value.get(key), entry) for key, entry in saved.items()}
+    value.clear()
+    value.update(found)
+    return value
 
 
 def _begin_epoch(loader: Any, epoch: int) -> None:

@@ -41,9 +41,9 @@ def test_workers_of_a_loader_and_a_smaller_world_see_each_sample_once(tmp_path: 
 
 
 @pytest.mark.faults
-def test_fsdp2_continues_after_a_kill(tmp_path: Path) -> None:
+def test_fsdp2_continues_after_a_kill_and_a_lost_node(tmp_path: Path) -> None:
     env = {"FSDP": "1"}
     bare = undisturbed(SCRIPT, tmp_path / "bare", preload=PRELOAD, **env)
-    out = broken(SCRIPT, tmp_path, KILLED, env=env, spares=0, preload=PRELOAD)
+    out = broken(SCRIPT, tmp_path, KILLED, LOST, env=env, preload=PRELOAD)
     assert samples(out) == samples(bare)
     assert ends(out) == ends(bare)

@@ -51,6 +51,16 @@ def test_a_trainer_that_is_none_or_has_its_checkpoints_already(tmp_path: Path) -
         holdfast(torch.nn.Linear(2, 1))
 
 
+def test_a_trainer_that_keeps_generated_samples_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """TRL's GRPOTrainer does."""
+    generating = trainer(tmp_path)
+    generating._buffered_inputs = None
+    from holdfast.adapters.transformers import holdfast
+
+    holdfast(generating)
+    assert "Trainer keeps generated samples beyond a step, which no checkpoint has" in caplog.text
+
+
 def test_strategies_and_environments_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lightning")
     from lightning.pytorch.plugins.environments import SLURMEnvironment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,28 @@ def test_torch_checkpointing_changes_nothing_after_a_killed_worker_and_a_lost_no
     assert any(file.endswith("/model_0.pt") for file in files(tmp_path))
     assert samples(out) == samples(bare)
     assert ends(out) == ends(bare)
+
+
+@pytest.mark.faults
+def test_a_worker_is_killed_during_an_asynchronous_save_of_torch_checkpointing(
+    tmp_path: Path, frameworks: Callable[..., None]
+) -> None:
+    """The save of step 15 never gets its name: step 12 comes back. No process of the attempt before writes any more."""
+    frameworks("torch_checkpointing")
+    script, preload = "torch_checkpointing_script.py", ["torch_checkpointing"]
+    bare = undisturbed(script, tmp_path / "bare", preload=preload)
+    own = {"checkpoint": None, "progress": str(tmp_path / "out" / "step-*" / "model_0.pt")}
+    env = {"ASYNC": "1", "STOPPED": "step-015"}
+    out = broken(script, tmp_path, "0:1:16:0:die", "1:1:25:0:wait", env=env, preload=preload, **own)
+    assert min(resumed(out, attempt=1)) == 12
+    assert samples(out) == samples(bare)
+    assert ends(out) == ends(bare)
+
+
+def resumed(out: Path, attempt: int) -> set[int]:
+    """The steps that an attempt has trained."""
+    notes = out.glob(f"seen-0-{attempt}-*")
+    return {json.loads(line)[0] for path in notes for line in path.read_text().splitlines()}
 
 
 def files(folder: Path) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -59,11 +60,13 @@ class Counting(TrainerCallback, ExportableState):
 class Watched(Trainer):
     """Stands for a subclass of the user's."""
 
-    steps_here = 0
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self.counts: dict[str, int] = defaultdict(int)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **keys: Any) -> torch.Tensor:
         saw(self.state.global_step, inputs.pop("ids"))
-        self.steps_here += 1
+        self.counts["steps"] += 1
         return super().training_step(model, inputs, *args, **keys)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -113,27 +116,38 @@ def main() -> None:
         None if fsdp else torch.utils.data.Subset(Data(SAMPLES), range(8)),
         callbacks=[counting, *early],
     )
+    train(trainer, attributes=["counts"])
+    end(
+        **trained(trainer),
+        best=[str(trainer.state.best_metric), os.path.basename(trainer.state.best_model_checkpoint or "")],
+        callbacks=[counting.logs, *(one.early_stopping_patience_counter for one in early)],
+        attributes=trainer.counts["steps"],
+    )
+
+
+def train(trainer: Trainer, **keys: Any) -> None:
+    """With Holdfast's checkpoints, unless the run is undisturbed."""
     if UNDER_HOLDFAST:
         from holdfast.adapters.transformers import holdfast
 
-        result = holdfast(trainer, attributes=["steps_here"]).train()
-    else:
-        result = trainer.train()
+        trainer = holdfast(trainer, **keys)
+    trainer.train()
+
+
+def trained(trainer: Trainer) -> dict[str, Any]:
+    """What any Trainer ends with. `history` has the training's total loss, too."""
     times = ("_runtime", "_per_second")
     history = [
         {key: value for key, value in entry.items() if not key.endswith(times)} for entry in trainer.state.log_history
     ]
-    end(
-        weights=digest(trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()),
-        optimizer=digest(trainer.optimizer.state_dict()["state"]),
-        schedule=trainer.lr_scheduler.get_last_lr(),
-        rng=digest(torch.get_rng_state()),
-        history=history,
-        result=[result.global_step, result.training_loss, trainer.state.total_flos],
-        best=[str(trainer.state.best_metric), os.path.basename(trainer.state.best_model_checkpoint or "")],
-        callbacks=[counting.logs, *(one.early_stopping_patience_counter for one in early)],
-        attributes=trainer.steps_here,
-    )
+    return {
+        "weights": digest(trainer.accelerator.unwrap_model(trainer.model_wrapped).state_dict()),
+        "optimizer": digest(trainer.optimizer.state_dict()["state"]),
+        "schedule": trainer.lr_scheduler.get_last_lr(),
+        "rng": digest(torch.get_rng_state()),
+        "history": history,
+        "result": [trainer.state.global_step, trainer.state.total_flos],
+    }
 
 
 if __name__ == "__main__":
