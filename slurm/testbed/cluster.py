@@ -281,6 +281,8 @@ class TestCluster:
     def restore(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Bring the cluster back to its state after `up`: no jobs, and every node running, connected and idle.
 
+        What killed jobs of the user have left in a node's memory is removed.
+
         Raises:
             TestbedError: a node is not idle within `timeout_s`.
         """
@@ -297,6 +299,8 @@ class TestCluster:
                 self.start_daemon(node)
         for node in self.nodes:  # scancel alone would wait for KillWait where a process ignores SIGTERM
             self.run_on_node(node, ["pkill", "-KILL", "-u", self.user], check=False)
+            memory = ["find", "/dev/shm", "-mindepth", "1", "-user", self.user, "-delete"]
+            self.run_on_node(node, memory, check=False)  # a process that ends may remove some of it first
         self._run(
             ["scancel", f"--user={self._plan.account.pw_uid}"], env=self.env
         )  # by name, Slurm 26.05 refuses nobody

@@ -196,7 +196,10 @@ def test_restore_brings_back_whatever_was_lost(slurm_cluster: TestCluster) -> No
     slurm_cluster.node_down("n1")
     slurm_cluster.crash_node("n2")
     Slurm(env=slurm_cluster.env).drain("n3", "a test")
+    left = f"mkdir /dev/shm/left && touch /dev/shm/left/shard && chown -R {slurm_cluster.user} /dev/shm/left"
+    slurm_cluster.run_on_node("n3", ["sh", "-c", left])
     slurm_cluster.restore()
+    assert slurm_cluster.run_on_node("n3", ["ls", "/dev/shm"]).stdout == ""
     assert {entry["state"] for entry in slurm_cluster.status()["nodes"]} == {"IDLE"}
     assert len(slurm_cluster.run_as_user(["srun", "-N4", "hostname"]).stdout.split()) == 4
 
