@@ -364,7 +364,7 @@ class FactsFold:
 
     def _on_node_ready(self, event: Event) -> None:
         node = self._node(event["node"])
-        node.allocation, node.state = event.get("allocation"), "spare"
+        node.allocation, node.state = event.get("allocation") or node.allocation, "spare"  # a warm one has none
         booster = self._boosters.get(event.get("allocation") or "")
         if booster is not None and booster.ready_s is None:
             self._booster({**event, "allocation": booster.allocation}, ready_s=event["time"])

@@ -170,6 +170,7 @@ def test_the_tables_have_every_attempt_fault_resize_tier_and_node() -> None:
     assert {row["node"]: (row["state"], row["faults"]) for row in tables["nodes"]} == {
         "n1": ("active", 1), "n2": ("out", 1), "n3": ("active", 0), "n4": ("spare", 0), "n5": ("spare", 0),
     }  # fmt: skip
+    assert [row["node"] for row in tables["nodes"] if row["allocation"] == "8"] == ["n4"]
     assert [(row["job_id"], row["nodes"], row["reason"]) for row in tables["boosters"]] == [("8", 2, "Resources")]
     assert [(row["part"], row["version"]) for row in tables["versions"]] == [("Python", "3.12.1"), ("torch", "2.13.0")]
     assert {row["badput_type"] for row in tables["time"]} >= {"PROGRAM_STARTUP", "WASTED_PROGRESS_FROM_DISRUPTION"}
