@@ -61,10 +61,16 @@ def measure_steps() -> None:
 
 
 def _accelerator(optimizer: torch.optim.Optimizer) -> Any:
-    """The module of the device on which the optimizer's parameters are, such as torch.cuda; None for the CPU."""
+    """The module of the device on which the optimizer's parameters are, such as torch.cuda.
+
+    None for the CPU, and for a device without streams and events of this form. There, the host's times are measured.
+    """
     kinds = {parameter.device.type for group in optimizer.param_groups for parameter in group["params"]}
-    kind = next(iter(kinds - {"cpu", "meta"}), None)
-    return None if kind is None else torch.get_device_module(kind)
+    for kind in kinds - {"cpu", "meta"}:
+        device = getattr(torch, kind, None)
+        if all(hasattr(device, name) for name in ("Event", "Stream", "current_stream")):
+            return device
+    return None
 
 
 def _measure_stream(times: StepTimes, device: Any, memory: StepMemory) -> None:

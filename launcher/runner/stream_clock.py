@@ -8,9 +8,10 @@ steps, once the device has passed them. Nobody waits for them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from holdfast.base.sections import SECTIONS, Finished
@@ -35,7 +36,7 @@ class StreamClock:
     Args:
         device: the module of the accelerator, for example torch.cuda.
         finished: called for each step that the device has passed, with its nanoseconds in each of SECTIONS.
-        failed: called once if the device takes no events, or has an error. Nothing is measured any more then.
+        failed: called if the device takes no events, or has an error. It is to end the measurement.
     """
 
     def __init__(self, device: Any, finished: Finished, failed: Callable[[], None]) -> None:
@@ -51,22 +52,24 @@ class StreamClock:
 
     def charge(self, section: int) -> None:
         """Work of other streams is not the script's own: FSDP's gathers, copies that run ahead."""
-        if self._stream is None or len(self._marks) >= MOST_MARKS:
-            return
-        self._guarded(self._mark, section, False)
+        if self._stream is not None and len(self._marks) < MOST_MARKS:
+            with self._measuring():
+                self._mark(section, ends_step=False)
 
     def finish_step(self, section: int) -> None:
-        self._guarded(self._mark, section, True)
-        self._guarded(self._read)
+        with self._measuring():
+            self._mark(section, ends_step=True)
+            self._read()
 
-    def _guarded(self, call: Callable[..., None], *args: Any) -> None:
+    @contextlib.contextmanager
+    def _measuring(self) -> Iterator[None]:
         try:
-            call(*args)
+            yield
         except RuntimeError as error:  # of the script's own work too, which the script meets at its next call
             log.warning("steps are not measured any more: %s", str(error).partition("\n")[0])
             self._failed()
 
-    def _mark(self, section: int, ends_step: bool) -> None:
+    def _mark(self, section: int, *, ends_step: bool) -> None:
         if self._is_capturing():  # the events of a graph have no time
             return
         stream = self._device.current_stream()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from holdfast.base.sections import SECTIONS, StepTimes
 from launcher.runner import stream_clock
+from launcher.runner.step_hooks import _accelerator
 from launcher.runner.stream_clock import StreamClock
 
 DATA, _, COMMUNICATION = range(len(SECTIONS))
@@ -59,6 +63,8 @@ class Event:
         self.at_ms = max(self._device.free_ms, self._device.host_ms)
 
     def query(self) -> bool:
+        if self._device.error:
+            raise RuntimeError(self._device.error)
         return self.at_ms <= self._device.host_ms
 
     def elapsed_time(self, later: Event) -> float:
@@ -158,6 +164,7 @@ def test_events_are_used_again_and_never_more_than_a_number(monkeypatch: pytest.
 
 def test_an_error_of_the_device_ends_the_measurement_and_not_the_script(caplog: pytest.LogCaptureFixture) -> None:
     training = Training()
+    training.times.finish_step()
     training.device.error = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
     with caplog.at_level(logging.WARNING):
         training.times.finish_step()
@@ -183,3 +190,14 @@ def test_a_thread_of_autograd_enters_sections_for_the_one_that_waits_for_it() ->
     training.device.sleep(100)
     training.times.finish_step()
     assert training.steps[:2] == [(0, 30, 0), (0, 0, 30)]
+
+
+def test_a_device_without_streams_of_this_form_is_measured_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = SimpleNamespace(device=SimpleNamespace(type="strange"))
+    optimizer: Any = SimpleNamespace(param_groups=[{"params": [on, torch.zeros(1)]}])
+    assert _accelerator(optimizer) is None, "torch has no module of that name"
+    monkeypatch.setattr(torch, "strange", SimpleNamespace(Event=Event), raising=False)
+    assert _accelerator(optimizer) is None
+    whole = SimpleNamespace(Event=Event, Stream=object, current_stream=Device.current_stream)
+    monkeypatch.setattr(torch, "strange", whole)
+    assert _accelerator(optimizer) is whole

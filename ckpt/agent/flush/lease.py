@@ -84,7 +84,7 @@ class Lease:
         """Makes a tier's folder, or checks that it is still the claimed one; before a write.
 
         Raises:
-            AgentError: another run has it; there was no answer in time; or another file system was mounted over it.
+            AgentError: another run has it; its folder did not answer in time; or another file system came over it.
         """
         await self._recognise(name, timeout_s)
         if name not in self._held:  # it has not answered yet
