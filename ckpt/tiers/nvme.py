@@ -40,13 +40,18 @@ class NvmeTier(SharedTier):
         self.node = node
         self._lock = -1
 
-    def occupy(self, holder: str) -> None:
-        """Lock this node's folder against all other runs until `leave`. `holder` names this run in their errors.
+    def occupy(self, holder: str, timeout_s: float = 0.0) -> None:
+        """Lock this node's folder against all other runs until `leave`.
 
         The kernel releases the lock when the process ends, so no claim is needed.
 
+        Args:
+            holder: name of this run, for the errors of other runs.
+            timeout_s: how long to wait for another process to release the lock. A process that was killed closes its
+                files last, so that it may look dead while it holds the lock.
+
         Raises:
-            DiskInUse: another run holds the lock.
+            DiskInUse: another process holds the lock.
             NamespaceError, ConfigError: the folder belongs to another namespace or user, or cannot be made.
         """
         self.prepare()
@@ -54,7 +59,7 @@ class NvmeTier(SharedTier):
             return
         path = self.folder / LOCK
         try:
-            self._lock = locked(path)
+            self._lock = locked(path, timeout_s)
         except BlockingIOError:
             with open(path, "rb") as file:
                 found = file.read(_WORD_BYTES).decode(errors="replace")
@@ -75,10 +80,13 @@ class NvmeTier(SharedTier):
             os.close(self._lock)
             self._lock = -1
 
-    def remove_run(self, run_id: str) -> list[str]:
+    def remove_run(self, run_id: str, timeout_s: float = 0.0) -> list[str]:
         """Remove what a run has written on this node. For a run that continues without the node.
 
         Steps of other runs stay, and steps in quarantine.
+
+        Args:
+            timeout_s: how long to wait for the run's own agent to end.
 
         Returns:
             The names of the removed steps.
@@ -89,7 +97,7 @@ class NvmeTier(SharedTier):
         if not self.folder.is_dir():
             return []
         names = [name for name in self._directories() if is_of_run(name, run_id)]
-        self.occupy(f"run {run_id}, which removes its steps")
+        self.occupy(f"run {run_id}, which removes its steps", timeout_s)
         try:
             self._remove(names, lambda name: None)
         finally:

@@ -50,6 +50,7 @@ SUPERVISOR_SILENCE_S = 5.0  # then the connection counts as lost
 FENCE_S = 10.0
 LEAVE_S = 120.0
 HEALTH_LOOK_S = 5.0  # between two looks at the node's verdict
+DISK_FREE_S = 10.0  # for an agent that was killed to release the node's disk
 
 RECONNECT_EVERY_S = 0.5
 _LOOK_S = 0.2
@@ -315,7 +316,7 @@ class Runner:
 
         tier = NvmeTier(checkpoint.nvme.path, checkpoint.namespace, node=self._config.node)
         try:
-            names = tier.remove_run(self._config.run_id)
+            names = tier.remove_run(self._config.run_id, DISK_FREE_S)
             log.info("%d steps removed from %s, as the job goes on without this node", len(names), tier.where)
         except (CheckpointError, OSError) as error:
             log.warning("the job's steps stay on this node's disk: %s", error)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from crash_kit import Fuse, crashes
 from tier_kit import WORLD, save_id, shard
 
+from ckpt.agent.shards.node_disk import NodeDisk
 from ckpt.tiers.catalog import directory_name
 from ckpt.tiers.nvme import DiskInUse, NvmeTier
+
+DEADLINE_S = 60.0
 
 
 def disk(root: Path, namespace: str = "ns") -> NvmeTier:
@@ -59,6 +64,33 @@ def test_nothing_goes_while_an_agent_has_the_disk(tmp_path: Path) -> None:
     with pytest.raises(DiskInUse, match="attempt 3"):
         tier.remove_run("run")
     assert steps(tier) == [(20, "run")]
+
+
+def test_the_removal_waits_for_an_agent_that_was_killed_and_has_not_closed_its_files(tmp_path: Path) -> None:
+    tier, agents = disk(tmp_path), disk(tmp_path)
+    write(tier, (20, "run"))
+    agents.occupy("run run, attempt 3")
+    with ThreadPoolExecutor(1) as pool:
+        removal = pool.submit(tier.remove_run, "run", DEADLINE_S)
+        with pytest.raises(TimeoutError):
+            removal.result(timeout=0.2)
+        agents.leave()
+        assert removal.result(timeout=DEADLINE_S) == [directory_name(save_id(20, run_id="run"))]
+    assert steps(tier) == []
+
+
+def test_the_next_agent_waits_for_the_one_before_it_too(tmp_path: Path) -> None:
+    agents, tiers = disk(tmp_path), {"nvme": disk(tmp_path)}
+    agents.occupy("run run, attempt 3")
+
+    async def test() -> None:
+        scan = asyncio.create_task(NodeDisk(tiers).scan("run run, attempt 4", DEADLINE_S))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(scan), 0.2)
+        agents.leave()
+        assert await asyncio.wait_for(scan, DEADLINE_S) is None
+
+    asyncio.run(test())
 
 
 async def _clear(root: Path, fuse: Fuse) -> None:

@@ -19,6 +19,8 @@ from ckpt.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
+_RELEASE_S = 2.0  # for the run's killed agent of before to close its files
+
 
 @dataclass(frozen=True, kw_only=True)
 class DiskShard:
@@ -82,7 +84,7 @@ class NodeDisk:
             }
             self.last_commit_s = last_commit_s(entries)
             problems += [f"nvme tier: {entry.name}: {entry.reason}" for entry in entries if entry.unread]
-            await in_time(timeout_s, tier.occupy, holder)
+            await in_time(timeout_s, tier.occupy, holder, min(_RELEASE_S, timeout_s / 2))
         except DiskInUse as error:
             raise DiskInUse(f"nvme tier: {error}") from None
         except (CheckpointError, OSError) as error:
