@@ -6,8 +6,8 @@
 # make test-oldest   the tests that need no Slurm, on Python 3.11 with torch 2.6 in .venv-oldest; PyPI's torch brings 6 GB
 #                    of CUDA libraries. OLDEST_PYTHON=/path/to/python3.11 names the interpreter.
 # make test-python PYTHON=/path/to/python3 CUDA=1   the same on another Python, with the pinned torch, in .venv-3.12 or so
-# make frameworks  DeepSpeed, torchtitan, Megatron-core, litData and hydra in .venv/frameworks; `make test` then has one test
-#                    of each, a worker killed and a node lost in one run
+# make frameworks  DeepSpeed, torchtitan, Megatron-core, litData, hydra and ParallelCluster in .venv/frameworks; `make test`
+#                    then has one test of each framework, a worker killed and a node lost in one run
 # make test-frameworks   the same, and all of the adapters' tests and examples
 # make test-debian SUITE=trixie   the tests on Slurm and the fault suite on another Debian, in build/debian-SUITE: trixie has
 #                    Slurm 24.11 and Python 3.13, testing and sid Slurm 26.05 and Python 3.14; needs root and Debian's registry

@@ -1,8 +1,6 @@
 """What creates a cluster: requests that the services' own models accept, and create.sh against a stand-in for `aws`.
 
-ParallelCluster's schema is checked where PCLUSTER_PYTHON names a Python that has it. Its other dependencies do not
-install beside each other, and the schema needs few: `pip install --no-deps aws-parallelcluster==3.15.1`, then
-`pip install 'marshmallow<4' PyYAML boto3 packaging jinja2 tabulate`.
+ParallelCluster's schema is checked where `make frameworks` has installed it.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _ROLES = {
     "pcs": "arn:aws:iam::123456789012:instance-profile/AWSPCS-nodes",
 }
 _SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:db"
-_PCLUSTER = os.environ.get("PCLUSTER_PYTHON", "")
+_FRAMEWORKS = Path(sys.prefix, "frameworks")
 
 
 def _request(folder: Path, kind: str, **changed: Any) -> ClusterRequest:
@@ -233,7 +231,7 @@ def test_create_sh_continues_after_a_failure_and_fills_in_what_was_made(tmp_path
 
 
 @pytest.mark.skipif(
-    not _PCLUSTER, reason="PCLUSTER_PYTHON names no Python with aws-parallelcluster: schema not checked"
+    not (_FRAMEWORKS / "pcluster").is_dir(), reason="ParallelCluster is not installed: `make frameworks` does it"
 )
 @pytest.mark.parametrize("changed", [*_VARIANTS, {"capacity": "block", "reservation": "cr-0123456789abcdef0"}])
 def test_parallelclusters_own_schema_accepts_the_configuration(tmp_path: Path, changed: dict[str, Any]) -> None:
@@ -253,8 +251,8 @@ for level, settings in given.items():
     assert not bad, (level, bad)
 """
     loaded = subprocess.run(
-        [_PCLUSTER, "-c", check], input=json.dumps(config), text=True, capture_output=True, check=False,
-        env={"AWS_DEFAULT_REGION": "us-east-1", "PATH": os.environ["PATH"]},
+        [sys.executable, "-c", check], input=json.dumps(config), text=True, capture_output=True, check=False,
+        env={"AWS_DEFAULT_REGION": "us-east-1", "PATH": os.environ["PATH"], "PYTHONPATH": str(_FRAMEWORKS)},
     )  # fmt: skip
     assert loaded.returncode == 0, loaded.stderr
 
