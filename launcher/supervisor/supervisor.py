@@ -43,7 +43,7 @@ from launcher.supervisor.allocations import Allocations
 from launcher.supervisor.drains import follow_drains
 from launcher.supervisor.folder import probe, read_secret, until_written
 from launcher.supervisor.job_facts import job_facts
-from launcher.supervisor.own_checkpoints import follow_own_checkpoints
+from launcher.supervisor.own_checkpoints import OwnCheckpoints
 from launcher.supervisor.processes import Processes
 from launcher.supervisor.recorder import Recorder
 from launcher.supervisor.scheduler_calls import SchedulerCalls
@@ -113,7 +113,7 @@ class Supervisor:
         self._processes = Processes(spec, job_dir, cluster, self._inbox.put_nowait, self._spawn)
         self._allocations = Allocations(cluster, self._inbox.put_nowait)
         self._scheduler = SchedulerCalls(cluster, self._inbox.put_nowait)
-        self._has_worker_ended = asyncio.Event()
+        self._own_checkpoints = OwnCheckpoints(spec.progress, self._inbox.put_nowait) if spec.progress else None
         self._history = StatusFold()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,9 +171,8 @@ class Supervisor:
         self._spawn(self._leadership.hold(lambda: not self._links.is_isolated, self._on_superseded, self._on_removed))
         self._spawn(bring_in_requests(self._job_dir, self._inbox.put_nowait))
         self._spawn(follow_drains(self._cluster, lambda: self._links.nodes, self._inbox.put_nowait))
-        if self._spec.progress is not None:
-            put = self._inbox.put_nowait
-            self._spawn(follow_own_checkpoints(self._spec.progress, self._has_worker_ended, put))
+        if self._own_checkpoints:
+            self._spawn(self._own_checkpoints.follow())
         self._spawn(self._report_progress())
         self._spawn(self._publish_steps())
         job = job_facts(
@@ -189,14 +188,12 @@ class Supervisor:
         if self._spec.most_boosters:
             self._spawn(self._allocations.follow(state.boosters))
         while (end := self._perform(state, commands)) is None:
-            given = await self._inbox.get()
+            given = await self._next_input()
             self._has_request |= isinstance(given, inputs.Terminated | inputs.CancelAsked)
             if isinstance(given, inputs.NodeJoined):
                 self._allocations.joined(given.allocation)
             if isinstance(given, inputs.Terminated):
                 given = await self._allocations.explained(given, state)
-            if isinstance(given, inputs.WorkersEnded | inputs.WorkersKilled):
-                self._has_worker_ended.set()
             log_signal(given)
             self._check_rule()
             if self._failure is not None:
@@ -204,6 +201,12 @@ class Supervisor:
             state, commands = decide(state, given, self._now_s())
         self._has_request |= is_asked(state.requests)
         return end
+
+    async def _next_input(self) -> Input:
+        while True:
+            given = await self._inbox.get()
+            if not (self._own_checkpoints and self._own_checkpoints.holds_back(given)):
+                return given
 
     def _perform(self, state: State, commands: tuple[Command, ...]) -> do.EndJob | None:
         for command in commands:

@@ -6,7 +6,9 @@ from launcher.core.liveness import ISOLATED_S, PAUSE_S, RETURN_S, SILENCE_S, SUS
 from launcher.core.teardown import KILL_CONFIRM_S, RECONNECT_S
 from launcher.leadership.succession import MEETING_S, STAGGER_S
 from launcher.leadership.terms import LEASE_S, RENEW_S
+from launcher.runner.attempt import KILL_TIMEOUT_S
 from launcher.runner.runner import FENCE_S, HEARTBEAT_S, LEAVE_S, RECONNECT_EVERY_S, SUPERVISOR_SILENCE_S
+from launcher.supervisor.own_checkpoints import LAST_LOOK_S
 
 
 def test_one_heartbeat_that_is_late_makes_nobody_suspect() -> None:
@@ -34,6 +36,11 @@ def test_a_runner_returns_to_a_supervisor_that_takes_over_before_it_ends_its_wor
 
 def test_the_end_of_workers_is_awaited_for_a_runner_that_has_to_return_first() -> None:
     assert RETURN_S + KILL_CONFIRM_S < RECONNECT_S
+
+
+def test_the_end_of_workers_is_awaited_for_longer_than_it_is_held_back() -> None:
+    """For a look at what they wrote last."""
+    assert KILL_TIMEOUT_S + LAST_LOOK_S < KILL_CONFIRM_S
 
 
 def test_runners_wait_longer_for_a_supervisor_than_it_may_be_cut_off() -> None:
