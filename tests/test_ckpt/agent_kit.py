@@ -23,6 +23,7 @@ from ckpt.agent.rpc.transport import (
     Transport,
     TransportError,
 )
+from ckpt.agent.save.leader import SaveLeader
 from ckpt.config import CheckpointConfig, Place
 from ckpt.errors import AgentError
 from ckpt.format.layout import Chunk, Layout
@@ -357,6 +358,12 @@ class World:
         """Whether a node has sealed a local rank's shard of a save in flight."""
         save = self.agents[node]._saving._in_flight.get(step)
         return save is not None and local_rank in save.names
+
+    def has_reported(self, node: int, step: int) -> bool:
+        """Whether the leader knows that a node has sealed all its shards of a save in flight."""
+        (leader,) = (lead for lead in self.agents[0]._leads if isinstance(lead, SaveLeader))
+        save = leader._gathering.get(step)
+        return save is not None and node in save.nodes
 
     async def tear(self, step: int, slot: int, node: int, data: bytes | None = None) -> None:
         """All workers save; returns once this node alone has published its shards."""

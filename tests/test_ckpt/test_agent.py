@@ -208,7 +208,7 @@ def test_a_lost_node_drops_the_save_naming_it_and_the_next_save_still_works_else
                 worker.stage(20, 1)
             world.workers[1].save(20, 1)
             world.workers[2].save(20, 1)
-            await until(lambda: world.has_sealed(1, 20) and world.has_sealed(2, 20))
+            await until(lambda: world.has_reported(1, 20) and world.has_reported(2, 20))
             world.fake.dead.add(2)
             world.workers[0].save(20, 1)
             dropped = await world.workers[0].event("dropped", step=20)
