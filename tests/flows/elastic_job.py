@@ -83,6 +83,11 @@ class ElasticJob(SupervisedJob):
         rows = (line.split("|") for line in said.splitlines())
         return {job: (node, priority, why) for name, job, node, priority, why in rows if self._is_booster(name)}
 
+    def is_preempted(self, booster: str) -> bool:
+        """Whether Slurm has begun to end a booster for a more urgent job: its SIGTERM is under way."""
+        argv = ["squeue", "--noheader", "--states=all", f"--jobs={booster}", "--Format=PreemptTime"]
+        return self.cluster.run_as_user(argv, timeout_s=20).stdout.strip()[:1].isdecimal()
+
     def _is_booster(self, name: str) -> bool:
         return name.startswith(self.booster_name())
 

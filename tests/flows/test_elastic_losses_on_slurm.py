@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +100,34 @@ def test_a_booster_dies_while_it_joins(six: Any, steady_digests: dict[int, str])
     job.finish(steady_digests)
 
 
+@contextmanager
+def steps_held_back(cluster: TestCluster, nodes: Sequence[str]) -> Iterator[None]:
+    """A job's batch script on these nodes runs meanwhile, and its srun waits: the job has no step."""
+    folder = cluster.home / "held-back"
+    folder.mkdir(exist_ok=True)
+    srun, lock, waiting = Path("/usr/bin/srun"), folder / "lock", folder / "waits.sh"
+    shutil.copy2(srun, folder)
+    waiting.write_text(f'#!/bin/sh\nflock --shared {lock} true && exec {folder / srun.name} "$@"\n')
+    waiting.chmod(0o755)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            for node in nodes:
+                cluster.run_on_node(node, ["mount", "--bind", str(waiting), str(srun)])
+            yield
+        finally:
+            for node in nodes:
+                cluster.run_on_node(node, ["umount", "--lazy", str(srun)], check=False)
+
+
 def test_a_booster_that_is_preempted_as_it_starts_is_not_trained_on(six: Any, steady_digests: dict[int, str]) -> None:
-    """Slurm's SIGTERM goes to its steps, and it may have none yet."""
-    job = ElasticJob(six, six.home / "unheard", max_nodes=3)
-    starts = lambda: job.boosters("RUNNING") or None  # noqa: E731
-    ((first, _),) = job.watch.until(starts, SIZE_S, "booster that runs").items()
-    taker = urgent(six, 4)  # three nodes are free
+    """Slurm's SIGTERM goes to its steps, and it has none yet. So its runner never gets it."""
+    with steps_held_back(six, six.nodes[2:]):
+        job = ElasticJob(six, six.home / "unheard", max_nodes=3, slurm={"nodelist": ",".join(six.nodes[:2])})
+        starts = lambda: job.boosters("RUNNING") or None  # noqa: E731
+        ((first, _),) = job.watch.until(starts, SIZE_S, "booster that runs").items()
+        taker = urgent(six, 4)  # three nodes are free
+        job.watch.until(lambda: job.is_preempted(first) or None, SIZE_S, "preemption of the booster")
     job.watch.until(ends_as(six, taker, "RUNNING"), SIZE_S, "start of the urgent job")
     assert first not in job.boosters() and job.attempts == 1, job.watch.story()
     six.run_as_user(["scancel", taker])
