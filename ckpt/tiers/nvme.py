@@ -96,9 +96,9 @@ class NvmeTier(SharedTier):
         """
         if not self.folder.is_dir():
             return []
-        names = [name for name in self._directories() if is_of_run(name, run_id)]
         self.occupy(f"run {run_id}, which removes its steps", timeout_s)
-        try:
+        try:  # listed once the agent writes no more
+            names = [name for name in self._directories() if is_of_run(name, run_id)]
             self._remove(names, lambda name: None)
         finally:
             self.leave()
