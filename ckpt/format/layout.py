@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import CorruptError
+from ckpt.format.json_values import checked_depth
 from ckpt.format.parsing import parsing
 from ckpt.format.rank_grid import Spread
 
@@ -89,13 +90,13 @@ class Layout:
     def from_json(cls, value: dict[str, Any] | Layout) -> Layout:
         """The layout in its JSON form, or one that has been checked already.
 
-        Raises CorruptError unless every chunk lies inside the shard.
+        Raises CorruptError unless every chunk lies inside the shard, or if the tree is too deep.
         """
         if isinstance(value, Layout):
             return value
         chunks = tuple(map(Chunk.from_list, value["chunks"]))
         spreads = tuple(map(Spread.from_json, value.get("spreads", ())))
-        return cls.checked(chunks, value["tree"], value["nbytes"], spreads)
+        return cls.checked(chunks, checked_depth(value["tree"]), value["nbytes"], spreads)
 
     @classmethod
     def checked(cls, chunks: tuple[Chunk, ...], tree: Any, nbytes: Any, spreads: tuple[Spread, ...]) -> Layout:

@@ -19,6 +19,7 @@ from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.chunk_table import Chunks, ChunkTable
+from ckpt.format.json_values import checked_depth
 from ckpt.format.layout import Chunk, Layout
 from ckpt.format.parsing import parsing
 from ckpt.format.shard_record import RECORD_FORMAT, SaveId, ShardRecord
@@ -106,6 +107,7 @@ class Packed:
     parts: Sequence[Any]
     rows: Sequence[ManifestRow]
     _tables: dict[int, ChunkTable] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trees: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         return {"files": self.files, "parts": self.parts, "rows": list(map(list, self.rows))}
@@ -131,7 +133,9 @@ class Packed:
         with parsing(f"manifest: the layout of rank {row.rank}"):
             if (table := self._tables.get(row.table)) is None:
                 table = self._tables[row.table] = ChunkTable(self.parts[row.table])
-            layout = table.layout_at(self.parts[row.offsets], self.parts[row.tree], row.nbytes)
+            if row.tree not in self._trees:
+                self._trees[row.tree] = checked_depth(self.parts[row.tree])
+            layout = table.layout_at(self.parts[row.offsets], self._trees[row.tree], row.nbytes)
         return ShardRecord.from_json(
             {
                 "format": RECORD_FORMAT, **save.to_json(), "namespace": namespace, "rank": row.rank,

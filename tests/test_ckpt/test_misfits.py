@@ -234,6 +234,22 @@ def looped() -> dict[str, Any]:
     return state
 
 
+def nested_in_lists(depth: int) -> dict[str, Any]:
+    value: Any = 0
+    for _ in range(depth - 1):
+        value = [value]
+    return {"value": value}
+
+
+def test_a_state_of_two_hundred_levels_comes_back(node: Node) -> None:
+    with node.start() as ckpt:
+        ckpt.save(1, nested_in_lists(200))
+    state = nested_in_lists(1)
+    with node.start() as ckpt:
+        assert ckpt.load(state) == 1
+    assert state == nested_in_lists(200)
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -246,6 +262,7 @@ def looped() -> dict[str, Any]:
         ({"o": np.ma.array([1, 2], mask=[0, 1])}, r"\['o'\]: a MaskedArray, a subclass of NumPy's array"),
         ({0: torch.zeros(1), "0": torch.zeros(1)}, r"two tensors under one key '0'"),
         (looped(), r"nested too deeply"),
+        (nested_in_lists(201), r"nested too deeply"),
         ([torch.zeros(1)], r"got a list, expected a dict"),
     ],
 )

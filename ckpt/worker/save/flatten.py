@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt.errors import StateError
-from ckpt.format.json_values import Path, encode, name_of, unsupported
+from ckpt.format.json_values import Path, encode, is_too_deep, name_of, unsupported
 from ckpt.format.rank_grid import Spread
 from ckpt.worker.lazy_torch import is_dtensor, is_module, is_optimizer, is_tensor
 from ckpt.worker.placement import Group, Piece, parts_of, replicas_of, spread_of
@@ -91,7 +91,9 @@ def take_apart(state: dict[str, Any], world: World | None = None) -> FlatState:
     try:
         tree = encode(state, (), walk.extend)
     except RecursionError:
-        raise StateError("state: nested too deeply, or it contains itself") from None
+        tree = None
+    if tree is None or is_too_deep(tree):
+        raise StateError("state: nested too deeply, or it contains itself")
     key, count = Counter(leaf.key for leaf in walk.leaves).most_common(1)[0] if walk.leaves else ("", 0)
     if count > 1:
         raise StateError(f"state: two tensors under one key {key!r}; an integer key and its text count as the same key")
