@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckpt.config import CheckpointConfig, config_from_env, workers_config
 from ckpt.errors import ConfigError
 from ckpt.memory.board import SECTIONS
-from ckpt.timeouts import WorkerDeadlines
 from ckpt.worker.engine import Engine
 from ckpt.worker.load.contents import Contents, contents_of
 from holdfast.base.environment import Variable
@@ -91,24 +90,17 @@ class Checkpointer:
             self._engine = Engine.standalone(section, comm, env=env, replicated=replicated)
 
     @classmethod
-    def from_env(
-        cls,
-        env: Mapping[str, str] = os.environ,
-        *,
-        replicated: Sequence[str] = (),
-        deadlines: WorkerDeadlines | None = None,
-    ) -> Checkpointer:
+    def from_env(cls, env: Mapping[str, str] = os.environ, *, replicated: Sequence[str] = ()) -> Checkpointer:
         """The Checkpointer of the job file's `checkpoint` section. Other launchers can set HOLDFAST_* too.
 
         Args:
             env: the environment.
             replicated: see Checkpointer.
-            deadlines: the deadlines for agents.
 
         Raises:
             ConfigError: the script was not started by a launcher, or there is no such section.
         """
-        return cls._around(Engine.from_env(env, replicated=replicated, deadlines=deadlines))
+        return cls._around(Engine.from_env(env, replicated=replicated))
 
     @classmethod
     def _around(cls, engine: Engine) -> Checkpointer:

@@ -199,8 +199,8 @@ class Slurm:
     def qos(self) -> tuple[Qos, ...]:
         """All QOS; needs accounting (slurmdbd)."""
         argv = ["sacctmgr", "--noheader", "--parsable2", "show", "qos", QOS_COLUMNS]
-        said = self._run(argv, env=self._env).stdout
-        return tuple(Qos.parse(line) for line in said.splitlines() if line)
+        answer = self._run(argv, env=self._env).stdout
+        return tuple(Qos.parse(line) for line in answer.splitlines() if line)
 
     def limits_of(self, job: Job) -> dict[str, dict[str, str]]:
         """The limits of a job's QOS and of its partitions' QOS, by the QOS's name. Needs accounting (slurmdbd)."""
@@ -246,8 +246,8 @@ class Slurm:
 
     def mpi_types(self) -> tuple[str, ...]:
         """The values that srun's --mpi accepts."""
-        said = self._run(["srun", "--mpi=list"], env=self._env)
-        return tuple(re.findall(r"^\s+(\w+)\s*$", said.stdout + said.stderr, re.MULTILINE))
+        answer = self._run(["srun", "--mpi=list"], env=self._env)
+        return tuple(re.findall(r"^\s+(\w+)\s*$", answer.stdout + answer.stderr, re.MULTILINE))
 
     def cancel(self, job_id: JobId) -> None:
         """End a job. It is not requeued."""
@@ -337,8 +337,8 @@ class Slurm:
 
     def reservations(self) -> tuple[str, ...]:
         """Names of all reservations."""
-        said = self._scontrol("show", "reservation", "--oneliner")
-        return tuple(re.findall(r"^ReservationName=(\S+)", said, re.MULTILINE))
+        answer = self._scontrol("show", "reservation", "--oneliner")
+        return tuple(re.findall(r"^ReservationName=(\S+)", answer, re.MULTILINE))
 
     def submit(self, options: Sequence[str], script: str, env: Mapping[str, str] | None = None) -> int:
         """Submit a batch script; returns the job's number.
@@ -348,10 +348,10 @@ class Slurm:
             script: the text.
             env: the whole environment of sbatch and so of the job; None: that of the other commands.
         """
-        said = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
-        number = submitted_job(said)
+        answer = self._run(["sbatch", "--parsable", *options], env=env or self._env, input=script).stdout
+        number = submitted_job(answer)
         if number is None:
-            raise SlurmError(f"sbatch --parsable: got {said.strip()!r:.200}, expected the job's number")
+            raise SlurmError(f"sbatch --parsable: got {answer.strip()!r:.200}, expected the job's number")
         return number
 
     def submit_file(self, options: Sequence[str], script: Path | str) -> str:

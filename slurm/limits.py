@@ -49,8 +49,8 @@ def advice(reason: str, asked: str, limits: Callable[[], QosLimits]) -> str:
         return ""
     if found[1] == "Assoc" or reason.startswith("Association"):
         return f"a limit of the account or one above it, for all its jobs together: {_ASSOCIATIONS}"
-    told = [line for name, columns in limits().items() for line in _compared(name, columns, reason, asked)]
-    return "; ".join(told) or "a limit for several jobs together: it starts when others have ended"
+    limits_met = [line for name, columns in limits().items() for line in _compared(name, columns, reason, asked)]
+    return "; ".join(limits_met) or "a limit for several jobs together: it starts when others have ended"
 
 
 def _compared(name: str, columns: Mapping[str, str], reason: str, asked: str) -> list[str]:

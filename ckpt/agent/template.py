@@ -120,10 +120,10 @@ def _take_the_place_of(connection: socket.socket) -> None:
     connection.settimeout(_REQUEST_S)
     connection.sendall(FORKED)
     request, descriptors = _receive(connection)
-    told = dict(item.partition(b"=")[::2] for item in request.split(b"\0"))
+    requested = dict(item.partition(b"=")[::2] for item in request.split(b"\0"))
     namespaces = {name.encode(): os.readlink(f"/proc/self/ns/{name}").encode() for name in NAMESPACES}
-    environment = {name: value for name, value in told.items() if name not in namespaces}
-    if {name: told.get(name) for name in namespaces} != namespaces:
+    environment = {name: value for name, value in requested.items() if name not in namespaces}
+    if {name: requested.get(name) for name in namespaces} != namespaces:
         raise ValueError("the agent belongs to other namespaces")
     if _of_the_loader(environment) != _of_the_loader(os.environb):
         raise ValueError("the agent's loader or Python has other search paths than the template's")

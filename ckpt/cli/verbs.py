@@ -61,7 +61,7 @@ def copy(
         rows = []
         pinned = here.pins()
         with Bar(f"copying {counted(len(saves))}", total, quiet=as_json) as bar:
-            there = make_namespace(destination, here.namespace, Throttle(None, told=bar.advance))
+            there = make_namespace(destination, here.namespace, Throttle(None, on_write=bar.advance))
             check_related(ours, lines_of(there))
             for save in reversed(saves):  # oldest first: after an interrupt the newest are left for the next run
                 copied = copy_step(here, there, save, bar.advance)

@@ -40,7 +40,10 @@ class ParitySet:
         """Raises CorruptError unless it is a set with parity."""
         parity, members = value["parity"], len(value["ranks"])
         if type(parity) is not int or not 0 < parity < members <= _MAX_MEMBERS:
-            raise CorruptError(f"parity: {parity!r:.20} over {members} members")
+            raise CorruptError(
+                f"parity: {parity!r:.20} symbols over {members} members, expected 1 to {members - 1} symbols and at "
+                f"most {_MAX_MEMBERS} members"
+            )
         found = cls(parity=parity, ranks=tuple(map(tuple, value["ranks"])), lengths=tuple(map(tuple, value["lengths"])))
         ranks = list(chain.from_iterable(found.ranks))
         shapes = [list(map(len, found.ranks)), list(map(len, found.lengths))]
@@ -109,9 +112,12 @@ class ParityRecord:
             blocks=tuple(map(str, value["blocks"])),
         )  # fmt: skip
         if not 0 < record.world_size <= MAX_RANKS:
-            raise CorruptError(f"parity record: world size {record.world_size}")
+            raise CorruptError(f"parity record: world size {record.world_size}, expected 1 to {MAX_RANKS}")
         if len(record.members) != len(record.over.ranks) or not 0 <= record.index < len(record.members):
-            raise CorruptError(f"parity record: member {record.index} of {len(record.members)}")
+            raise CorruptError(
+                f"parity record: member {record.index} among {len(record.members)}, expected 0 to "
+                f"{len(record.over.ranks) - 1} among {len(record.over.ranks)}"
+            )
         if len(record.blocks) != block_count(record.nbytes):
             raise CorruptError(f"parity record: {len(record.blocks)} block checksums for {record.nbytes} bytes")
         for header in record.headers:

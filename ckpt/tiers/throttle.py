@@ -15,23 +15,23 @@ class Throttle:
         bytes_per_s: int | None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
-        told: Callable[[int], object] = lambda nbytes: None,
+        on_write: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         """
         Args:
             bytes_per_s: the rate; None: no limit.
-            told: called with the number of bytes before each write.
+            on_write: called with the number of bytes before each write.
         """
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._sleep = sleep
-        self._told = told
+        self._on_write = on_write
         self._free_s = 0.0  # time at which the budget for all bytes so far is filled
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:
         """Returns when `nbytes` more may be written."""
-        self._told(nbytes)
+        self._on_write(nbytes)
         if self._bytes_per_s is None:
             return
         with self._lock:

@@ -101,9 +101,8 @@ class Engine:
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), deadlines: WorkerDeadlines | None = None,
-        config: CheckpointConfig | None = None,
-    ) -> Engine:  # fmt: skip
+        cls, env: Mapping[str, str], *, replicated: Sequence[str] = (), config: CheckpointConfig | None = None
+    ) -> Engine:
         """The engine under a launcher, which has started the agents and describes them in the environment.
 
         Args:
@@ -113,7 +112,7 @@ class Engine:
             ConfigError: this process was not started by a launcher, or the job has no `checkpoint` section.
         """
         config = config or config_from_env(env)
-        return cls(Place.from_env(env), config, _identity(env), replicated=replicated, deadlines=deadlines)
+        return cls(Place.from_env(env), config, _identity(env), replicated=replicated)
 
     @classmethod
     def standalone(

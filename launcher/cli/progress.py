@@ -31,7 +31,7 @@ from launcher.submission.logs import last_words
 
 _POLL_S = 0.1
 _REPORT_EVERY_S = 10.0  # between two lines with the step, if the output is not a terminal
-_UNSAID = ("commit", "node_ready", "attempt_end", "job_end")
+_NOT_SHOWN = ("commit", "node_ready", "attempt_end", "job_end")
 _SAVED = re.compile(r"\b(saved step \d+ to memory|committed step \d+ in (the memory|tier)\b)")
 _RANK_0 = "[rank 0] "
 EXIT_LEFT_RUNNING = 130
@@ -198,7 +198,7 @@ class _View:
 
     def _show(self, event: Event) -> None:
         is_usual = event.get("event") == "restore" and event.get("step") and not event.get("skipped")
-        if event.get("event") not in _UNSAID and not is_usual:  # the load follows, or a line begins
+        if event.get("event") not in _NOT_SHOWN and not is_usual:  # the load follows, or a line begins
             self._console.print(Escaped(event_line(event)), soft_wrap=True)
 
     def _show_output(self, lines: list[str]) -> None:

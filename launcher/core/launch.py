@@ -16,7 +16,7 @@ from launcher.core.state import Launch
 from launcher.core.turn import Turn
 
 BLIND_TRIES = 3  # if nobody reports the failed node
-LATE_S = 120.0  # for a runner that is missing when an attempt begins
+MISSING_S = 120.0  # for a runner that is missing when an attempt begins
 
 
 def begin(turn: Turn) -> None:
@@ -95,15 +95,15 @@ def advance(turn: Turn) -> None:
 
 
 def end(turn: Turn) -> None:
-    """Ends the launch: connected runners stay, and missing ones may connect within another LATE_S."""
+    """Ends the launch: connected runners stay, and missing ones may connect within another MISSING_S."""
     launch = turn.state.launch
-    late_s = turn.now_s + LATE_S if launch.is_under_way and turn.state.members.joining_count else launch.late_s
+    late_s = turn.now_s + MISSING_S if launch.is_under_way and turn.state.members.joining_count else launch.late_s
     turn.state = replace(turn.state, launch=Launch(late_s=late_s))
     turn.do(ReleaseRunners())
 
 
 def give_up_late(turn: Turn) -> None:
-    """Puts out the nodes whose runners have not connected within LATE_S."""
+    """Puts out the nodes whose runners have not connected within MISSING_S."""
     if not turn.due(turn.state.launch.late_s):
         return
     turn.launch = replace(turn.launch, late_s=None)

@@ -29,7 +29,7 @@ _CONNECT_POLL_S = 0.05
 _BOARD_POLL_S = 0.05
 
 # every agent reports these; the supervisor needs them once
-_TOLD_BY_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed", "loaded")
+_FROM_NODE_RANK_0 = ("restore_plan", "rejoined", "commit", "stop_agreed", "loaded")
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -216,7 +216,7 @@ class Watch:
                     continue
                 if event.get("event") == "restore_plan":
                     self._restored = event.get("step") or 0
-                if self._node_rank == 0 or event.get("event") not in _TOLD_BY_NODE_RANK_0:
+                if self._node_rank == 0 or event.get("event") not in _FROM_NODE_RANK_0:
                     self._send({"op": "monitor", "attempt": self.attempt, "event": event})
         except CheckpointError as error:
             self._lose_agent(str(error))

@@ -24,7 +24,7 @@ from launcher.submission.job_control import JobFollower
 _POLL_S = 1.0
 _STANDING_EVERY_S = 10.0  # between two lines with the state, where there is no screen
 _LIST_EVERY_S = 5.0  # between two looks for new jobs
-_UNSAID = ("commit", "node_ready", "own_checkpoint")
+_NOT_SHOWN = ("commit", "node_ready", "own_checkpoint")
 
 
 def watch_job(job: KnownJob, console: Console) -> None:
@@ -117,14 +117,14 @@ def _print_job(job: KnownJob, follower: JobFollower, console: Console) -> None:
         pass  # what was before
     while not has_ended(status := follower.status()):
         for event in events.new():
-            if event["event"] not in _UNSAID:
+            if event["event"] not in _NOT_SHOWN:
                 console.print(Escaped(event_line(event)), soft_wrap=True)
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _STANDING_EVERY_S
             _say(console, standing(status).plain)
         time.sleep(_POLL_S)
     for event in events.new():
-        if event["event"] not in _UNSAID:
+        if event["event"] not in _NOT_SHOWN:
             console.print(Escaped(event_line(event)), soft_wrap=True)
     _say(console, ending(status))
 

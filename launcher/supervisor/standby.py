@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _CONNECT_S = 0.5
-KEEPER_S = 1.0  # if the host refuses connections it lives, and its batch process starts the next supervisor at once
+RESTARTED_S = 1.0  # if the host refuses connections it lives, and its batch process starts the next supervisor at once
 
 
 def may_take_over(
@@ -99,9 +99,9 @@ class Absence:
         """Whether a supervisor that has closed its connection is certainly lost.
 
         A node that is cut off or frozen closes no connection, so its process has ended. If its host refuses
-        connections, the batch process there may start the next supervisor; so this waits `KEEPER_S`.
+        connections, the batch process there may start the next supervisor; so this waits `RESTARTED_S`.
         """
-        return self.is_silent or (self._refused_s is not None and self._clock() - self._refused_s >= KEEPER_S)
+        return self.is_silent or (self._refused_s is not None and self._clock() - self._refused_s >= RESTARTED_S)
 
     def keep_looking(self, until: threading.Event) -> None:
         """Call `look` repeatedly, until the event is set. Runs in a separate thread."""

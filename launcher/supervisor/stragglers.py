@@ -46,8 +46,8 @@ class Stragglers:
         yield from (StragglerSeen(node=found.node, attempt=attempt, straggler=found) for found in seen)
         yield from (StragglerGone(node=node, attempt=attempt) for node in gone)
         if (network := self._slow_ranks.network) is not None and not was_slow:
-            told = {"what": str(network), "detail": _ADVICE}
-            yield Reported(node=None, attempt=attempt, event="problem", fields=told)
+            fields = {"what": str(network), "detail": _ADVICE}
+            yield Reported(node=None, attempt=attempt, event="problem", fields=fields)
 
     def _begun(self) -> SlowRanks:
         return SlowRanks(factor=self._section.factor, steps=self._section.steps, switches=self._switches)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from slurm.client import Slurm
 
 DRIVERS = ("/sys/module/nvidia", "/sys/module/efa")
-"""Whose words are looked for in the kernel's log. It is read record by record: not where none can be theirs."""
+"""Modules whose messages are looked for in the kernel's log, which is not read where none of them is loaded."""
 
 
-def see_off(hook: Hook, job: HookJob) -> list[int]:
+def clear_up(hook: Hook, job: HookJob) -> list[int]:
     """Kills the job's leftover processes, keeps its memory for a requeue, records kernel messages.
 
     Returns:
@@ -50,7 +50,7 @@ def see_off(hook: Hook, job: HookJob) -> list[int]:
     return left
 
 
-def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
+def clear_forgotten(hook: Hook, slurm: Slurm) -> None:
     """Does the same for jobs that have left without our epilog.
 
     For a job that may come back, because it waits or runs elsewhere, only the time for which its memory is kept begins.
@@ -71,7 +71,7 @@ def see_off_forgotten(hook: Hook, slurm: Slurm) -> None:
             continue
         if job is None or job.has_ended:
             log.warning("job %d left without our epilog", entry.job.job_id)
-            see_off(hook, entry.job)
+            clear_up(hook, entry.job)
         elif job.state == "PENDING" or hook.node not in job.nodes:
             log.warning("job %d left without our epilog, and may come back", entry.job.job_id)
             ledger.end(entry, hook.settings.keep_memory_s)

@@ -73,7 +73,7 @@ def drain_node(slurm: Slurm, name: str, text: str, most: str, draining: str) -> 
         return ""
     if held := _too_many(nodes, name, most):
         return held
-    with _told(draining, reason(text)):
+    with _noting(draining, reason(text)):
         slurm.drain(name, reason(text))
         if held := _too_many(slurm.nodes(), name, most):
             slurm.resume(name)
@@ -94,15 +94,15 @@ def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Ca
         Why the drain was taken back; empty if it stays, or there was none.
     """
     try:
-        told = _untagged(read_of_root(draining, _MAX_REASON * 4))
+        noted = _untagged(read_of_root(draining, _MAX_REASON * 4))
         begun = os.open(draining, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return ""
     try:
         fcntl.flock(begun, fcntl.LOCK_EX | fcntl.LOCK_NB)
         nodes = slurm.nodes()
-        held = "nothing is wrong with it now" if not is_unfit(told) else _too_many(nodes, name, most)
-        is_the_one = any(is_ours(node) and why(node) == told for node in nodes if node.name == name)
+        held = "nothing is wrong with it now" if not is_unfit(noted) else _too_many(nodes, name, most)
+        is_the_one = any(is_ours(node) and why(node) == noted for node in nodes if node.name == name)
         if is_the_one and held:
             slurm.resume(name)
         os.unlink(draining)
@@ -114,7 +114,7 @@ def settle_drain(slurm: Slurm, name: str, most: str, draining: str, is_unfit: Ca
 
 
 @contextmanager
-def _told(draining: str, text: str) -> Iterator[None]:
+def _noting(draining: str, text: str) -> Iterator[None]:
     """Records a drain in the file until the drain and the second look are done."""
     begun = -1
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm.hooks.departures import see_off
+from slurm.hooks.departures import clear_up
 from slurm.hooks.hook import FIT, UNFIT, Hook
 from slurm.hooks.log import log
-from slurm.hooks.prolog import free_memory, may_not_drain
+from slurm.hooks.prolog import drain_or_reason, free_memory
 
 if TYPE_CHECKING:
     from slurm.client import Slurm
@@ -28,13 +28,13 @@ def epilog(hook: Hook, slurm: Slurm | None = None) -> int:
         UNFIT if processes of the job cannot be killed: they hang in the kernel and hold memory and GPUs. As in the
         prolog, only if the administrator allows draining, and within max_drained.
     """
-    left = see_off(hook, hook.job)
+    left = clear_up(hook, hook.job)
     free_memory(hook, _FREE_S)
     if not left:
         return FIT
     why = f"{HUNG} {hook.job.job_id} hang in the kernel, reboot: {left[:20]}"
     log.error("%s", why)
-    if held := may_not_drain(hook, why, slurm):
+    if held := drain_or_reason(hook, why, slurm):
         log.warning("this node is not drained: %s", held)
         return FIT
     return UNFIT

@@ -12,12 +12,12 @@ import time
 from slurm.client import Slurm
 from slurm.command import CommandError, run
 from slurm.errors import SlurmError
-from slurm.hooks.departures import see_off_forgotten
+from slurm.hooks.departures import clear_forgotten
 from slurm.hooks.drains import OUT, drain_node, settle_drain
 from slurm.hooks.epilog import HUNG
 from slurm.hooks.hook import FIT, Hook
 from slurm.hooks.log import log
-from slurm.hooks.prolog import against, free_memory
+from slurm.hooks.prolog import free_memory, why_no_job
 from slurm.hooks.verdict import read_verdict
 
 _FREE_S = 15.0  # for freeing the memory of jobs that have left
@@ -42,7 +42,7 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
     slurm = slurm or Slurm(timeout_s=_ANSWER_S)
     node = None
     try:
-        see_off_forgotten(hook, slurm)
+        clear_forgotten(hook, slurm)
         node = slurm.node(hook.node)
     except SlurmError as error:
         log.error("%s", error)
@@ -51,7 +51,9 @@ def health(hook: Hook, slurm: Slurm | None = None) -> int:
     if node is None:
         return FIT  # the next health check drains it
     most, draining = hook.settings.max_drained, hook.places.draining
-    if held := settle_drain(slurm, node.name, most, draining, lambda why: why.startswith(HUNG) or bool(against(hook))):
+    if held := settle_drain(
+        slurm, node.name, most, draining, lambda why: why.startswith(HUNG) or bool(why_no_job(hook))
+    ):
         log.warning("a drain that its hook did not live to look at again is taken back: %s", held)
         return FIT
     verdict = read_verdict(hook.places)

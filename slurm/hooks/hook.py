@@ -116,13 +116,13 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
         The body's result; FIT if it failed or did not end, so that no node is drained for that.
     """
     deadline_s = time.monotonic() + limit_s
-    said, says = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    output, output_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     answer, answers = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        _hold_only(says)
+        _hold_only(output_end)
         _be_child(name, body, places, env, deadline_s, answers)
-    os.close(says)
+    os.close(output_end)
     os.close(answers)
     try:
         if select.select([answer], [], [], limit_s)[0]:  # a millisecond before the child has ended
@@ -137,16 +137,16 @@ def run_hook(name: str, body: Callable[[Hook], int], *, places: Places, env: Map
     finally:
         os.close(answer)
         try:
-            os.write(2, os.read(said, 1 << 16))
+            os.write(2, os.read(output, 1 << 16))
         except OSError:
             pass  # the child gave no answer, or its pipe is closed
-        os.close(said)
+        os.close(output)
 
 
-def _hold_only(says: int) -> None:
+def _hold_only(output_end: int) -> None:
     """Closes slurmd's pipes; otherwise slurmd would wait for an abandoned child."""
     null = os.open("/dev/null", os.O_RDONLY)
-    for descriptor, source in ((0, null), (1, says), (2, says)):
+    for descriptor, source in ((0, null), (1, output_end), (2, output_end)):
         os.dup2(source, descriptor)
 
 

@@ -191,10 +191,10 @@ def _holder(descriptor: int) -> str:
             try:
                 with open(f"/proc/{words[4]}/cmdline", "rb") as command:
                     argv = command.read(1 << 10).decode(errors="replace").replace("\0", " ")
-                said = " ".join(argv.split())[-200:]  # the end of the command has the hook's name
+                command_line = " ".join(argv.split())[-200:]  # the end of the command has the hook's name
             except OSError:
-                said = "which has ended; one that it started still has it"
-            return f"process {words[4]} ({said})"
+                command_line = "which has ended; one that it started still has it"
+            return f"process {words[4]} ({command_line})"
     return "a process that the kernel does not name"
 
 

@@ -58,8 +58,8 @@ class HookLog:
     def _write(self, level: str, text: str, values: tuple[object, ...]) -> None:
         now_s = time.time()
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s))
-        said = text % values if values else text
-        line = f"{at},{int(now_s * 1000) % 1000:03} {self._name}[{os.getpid()}] {level} {said}\n"
+        message = text % values if values else text
+        line = f"{at},{int(now_s * 1000) % 1000:03} {self._name}[{os.getpid()}] {level} {message}\n"
         for descriptor in (2, self._file):
             try:
                 os.write(descriptor, line.encode(errors="replace"))

@@ -38,10 +38,10 @@ def prolog(hook: Hook, slurm: Slurm | None = None) -> int:
         repaired node is such a job. What users cause, such as full memory, refuses no job; the job gets a message.
     """
     job = hook.job
-    reason = against(hook)
+    reason = why_no_job(hook)
     if reason and job.uid != 0:  # root's jobs check and repair the node
         log.error("job %d: this node is not fit: %s", job.job_id, reason)
-        if not (held := may_not_drain(hook, reason, slurm)):
+        if not (held := drain_or_reason(hook, reason, slurm)):
             return UNFIT
         log.warning("the job starts all the same: %s", held)
     ledger = Ledger(hook.places.ledger)
@@ -85,7 +85,7 @@ def _prepare(hook: Hook, job: HookJob) -> list[str]:
     return wrong
 
 
-def may_not_drain(hook: Hook, why: str, slurm: Slurm | None) -> str:
+def drain_or_reason(hook: Hook, why: str, slurm: Slurm | None) -> str:
     """Drains the node with our reason, before Slurm drains it with its own, which healing would leave alone.
 
     Returns:
@@ -138,7 +138,7 @@ def free_memory(hook: Hook, limit_s: float) -> None:
             ledger.release(held)  # a prolog of this job would wait until here
 
 
-def against(hook: Hook) -> str:
+def why_no_job(hook: Hook) -> str:
     """Why this node should get no job; empty if no failure was observed. Users cannot cause such a failure."""
     verdict = read_verdict(hook.places)
     if verdict.status == "critical" and verdict.age_s <= hook.settings.verdict_age_s:

@@ -403,7 +403,7 @@ class World:
         for step in steps:
             for worker in self.workers:
                 worker.save(step, slot)
-            await self.monitors[0].event("problem", what="commit not heard by every node", step=step)
+            await self.monitors[0].event("problem", what="a node did not confirm the commit", step=step)
             assert all(step in copies(place.ram_dir) for place in self.places)
         for agent in self.agents:
             agent._peers._handlers["commit_save"] = agent._saving._on_commit_save

@@ -17,7 +17,7 @@ from launcher.leadership.lease import FolderRemovedError, Leadership, Superseded
 from launcher.leadership.terms import LEASE_S, RENEW_S, LeaseWatch, Term, claim, newest, newest_number, renew
 from launcher.supervisor import standby
 from launcher.supervisor.folder import until_written
-from launcher.supervisor.standby import KEEPER_S, Absence, may_take_over
+from launcher.supervisor.standby import RESTARTED_S, Absence, may_take_over
 
 
 def term(number: int, node: str = "n1") -> Term:
@@ -145,7 +145,7 @@ def test_a_supervisor_whose_host_refuses_connections_is_gone_once_its_keeper_had
         assert not absence.is_certain(), "somebody listens"
     absence.look()
     assert not absence.is_certain(), "the batch script there may be about to start the next one"
-    clock.now_s += KEEPER_S
+    clock.now_s += RESTARTED_S
     absence.look()
     assert absence.is_certain() and not absence.is_silent, "its host lives"
 

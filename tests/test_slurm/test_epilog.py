@@ -27,7 +27,7 @@ from hooks_kit import (
 from slurm.client import Slurm
 from slurm.command import Result
 from slurm.hooks import departures
-from slurm.hooks.departures import see_off_forgotten
+from slurm.hooks.departures import clear_forgotten
 from slurm.hooks.hook import FIT, UNFIT, Hook, HookJob, run_hook
 from slurm.hooks.incidents import kernel_messages, record_incidents
 from slurm.hooks.ledger import Ledger
@@ -194,7 +194,7 @@ class TestDepartureWithoutAnEpilog:
             return Result(argv=tuple(argv), returncode=0, stdout=said(), stderr="", seconds=0.0)
 
         def body(hook: Hook) -> int:
-            see_off_forgotten(hook, Slurm(run=scontrol))
+            clear_forgotten(hook, Slurm(run=scontrol))
             return ENDED
 
         env = {"SLURMD_NODENAME": "n1"}  # a health check is told of no job

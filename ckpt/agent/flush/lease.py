@@ -139,7 +139,7 @@ class Lease:
         log.warning(
             "%s tier: claimed by %s; watching for %g s whether it is alive", name, found, self._deadlines.quiet_s
         )
-        started, told = time.monotonic(), False
+        started, is_reported = time.monotonic(), False
         while time.monotonic() < started + self._deadlines.quiet_s:
             silent_s = time.monotonic() - started
             if silent_s > _BEATS_MISSED * self._deadlines.beat_s and process_has_ended(found.process):
@@ -148,8 +148,8 @@ class Lease:
             if await in_thread(has_ended, self._ended_command, found.run_id, self._deadlines.answer_s):
                 log.warning("%s tier: %s has ended: taken over", name, found)
                 return
-            if not told:
-                told = True
+            if not is_reported:
+                is_reported = True
                 waits = f"by {found}; the job starts in {self._deadlines.quiet_s:g} s unless that run is alive"
                 self._listener.problem(f"the namespace is claimed in the {name} tier", waits)
             await asyncio.sleep(self._deadlines.beat_s / 2)

@@ -39,16 +39,16 @@ def main() -> None:
     code = None
     while True:
         try:
-            told = connection.recv(1)
+            answer = connection.recv(1)
         except TimeoutError:
             if os.getppid() != parent:
                 os._exit(1)  # polled, because the parent may be only a thread of slurmstepd
             continue
         except OSError:
-            told = b""
-        if not told:
+            answer = b""
+        if not answer:
             break
-        code = told[0]
+        code = answer[0]
     if code is None:  # the agent was killed
         os.kill(os.getpid(), _signal.SIGKILL)
     os._exit(code or 0)

@@ -203,7 +203,7 @@ class SaveLeader(Part):
         seconds = time.monotonic() - save.since_s
         fields: dict[str, Any] = {"save": save_id, "tiers": tiers, "nbytes": nbytes, "seconds": round(seconds, 6)}
         stall_s = round(save.stall_s, 6)
-        await self._try_all("commit not heard by every node", "commit_save", **fields, stall_s=stall_s)
+        await self._try_all("a node did not confirm the commit", "commit_save", **fields, stall_s=stall_s)
         self._report_line(save_id)
         self._cadence.committed(save_id, seconds, stall_s)
         self._compare_once(save_id)
@@ -275,7 +275,7 @@ class SaveLeader(Part):
             self._dropped.add(step)
             self._listener.problem("save dropped", reason, step, failed="memory")
         await self._try_all(
-            "drop not heard by every node",
+            "a node did not confirm the drop",
             "drop",
             step=step,
             descent=line,

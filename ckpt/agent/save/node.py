@@ -276,7 +276,7 @@ class SaveNode(Part):
         self._listener.to_monitors("commit", tier="memory", **report, stall_s=stall_s)
         await found.tasks.cancel()
         for older in [older for older in self._in_flight if older < step]:  # their outcome will not arrive any more
-            await self._drop(older, f"step {step} has committed, and nothing was heard of this one's commit")
+            await self._drop(older, f"step {step} has committed, and this one's commit did not arrive")
         self._tidy()
         await self._saves.notify()
 

@@ -121,9 +121,9 @@ class ProgramAgents:
                 "agent on each node needs one; run it by srun or mpirun in one (sbatch, salloc), or on one node"
             )
         attempt = max(int(time.time()), 1 + max(seat.last_attempt for seat in seats))
-        run = _told_by_rank_0(
-            comm, lambda: f"{attempt} {run_id(config, ram_dir, job, fresh=config.start_fresh)}"
-        ).split(" ", 1)
+        run = _from_rank_0(comm, lambda: f"{attempt} {run_id(config, ram_dir, job, fresh=config.start_fresh)}").split(
+            " ", 1
+        )
         self.place = Place(
             run_id=run[1], attempt=int(run[0]), node=seat.node, nodes=nodes, ranks_per_node=seat.ranks_on_node,
             ram_dir=ram_dir, job=env.get("SLURM_JOB_ID", ""), owner=our_owner(),
@@ -163,7 +163,7 @@ class ProgramAgents:
 
         if comm.rank:
             _wait_quietly(comm, timeout_s + _GRACE_S)
-        _told_by_rank_0(comm, start, arrive=True)
+        _from_rank_0(comm, start, arrive=True)
         error = ""
         if leads and comm.rank:
             try:  # the agents listen only after all of them have met
@@ -211,23 +211,23 @@ def nodes_of(seats: list[Seat]) -> tuple[str, ...]:
     return nodes
 
 
-def _told_by_rank_0(comm: Any, tell: Callable[[], str], *, arrive: bool = False) -> str:
-    """The result of `tell` on rank 0, broadcast to all ranks; or its error.
+def _from_rank_0(comm: Any, produce: Callable[[], str], *, arrive: bool = False) -> str:
+    """The result of `produce` on rank 0, broadcast to all ranks; or its error.
 
     `arrive`: the others wait in _wait_quietly.
     """
-    said, error = "", ""
+    result, error = "", ""
     if comm.rank == 0:
         try:
-            said = tell()
+            result = produce()
         except (CheckpointError, OSError) as failed:
             error = str(failed)
         if arrive:
             comm.Ibarrier().Wait()
-    said, error = comm.bcast((said, error))
+    result, error = comm.bcast((result, error))
     if error:
         raise AgentError(error)
-    return said
+    return result
 
 
 def _wait_quietly(comm: Any, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from core_kit import Play, make_job
 
 from launcher.core import commands as do
 from launcher.core.inputs import LaunchEnded, NodeJoined
-from launcher.core.launch import BLIND_TRIES, LATE_S
+from launcher.core.launch import BLIND_TRIES, MISSING_S
 from launcher.core.members import Phase
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -78,7 +78,7 @@ def test_a_runner_that_is_still_absent_when_training_begins_is_given_up_later() 
     play = begun(2, come=("n1", "n2", "n3"))
     play.passes(3.0)
     assert play.attempt.nodes == ("n1", "n2")
-    play.passes(LATE_S - 1.0)
+    play.passes(MISSING_S - 1.0)
     assert not play.out and play.in_phase(Phase.JOINING) == ["n4"]
     play.passes(1.0)
     assert play.out == {"n4": "its runner did not start; see log/runner-n4.log and log/srun-runners.log"}
@@ -88,7 +88,7 @@ def test_a_runner_that_comes_while_others_train_is_a_spare() -> None:
     play = begun(2, come=("n1", "n2", "n3"))
     play.passes(3.0)
     play.give(NodeJoined(node="n4"))
-    play.passes(2 * LATE_S)
+    play.passes(2 * MISSING_S)
     assert not play.out and play.in_phase(Phase.READY) == ["n3", "n4"]
 
 
