@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 from ckpt.errors import CorruptError, StateError
@@ -24,8 +23,6 @@ from ckpt.format.json_kinds import class_name, find_class, kind_of, kind_of_tag
 Path = tuple[Any, ...]
 Extend = Callable[[Any, Path], Any]
 Decode = Callable[[str, Any], Any]
-
-MAX_DEPTH = 200  # levels of a JSON form
 
 _FACTORIES = {kind.__name__: kind for kind in (bool, bytes, dict, float, int, list, set, str, tuple, Counter, deque)}
 
@@ -115,24 +112,6 @@ def decode(node: Any, resolve: Decode | None = None) -> Any:
 
 # Raised by the kinds' constructors for invalid contents; binascii's error is a ValueError.
 _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError)
-
-
-def is_too_deep(node: Any) -> bool:
-    """Whether a JSON form has more than MAX_DEPTH levels. Some versions of Python read more than they can decode."""
-    level = [node]
-    for _ in range(MAX_DEPTH + 1):
-        containers = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
-        if not containers:
-            return False
-        level = list(chain.from_iterable(containers))
-    return True
-
-
-def checked_depth(node: Any) -> Any:
-    """The JSON form. Raises CorruptError if it has too many levels."""
-    if is_too_deep(node):
-        raise CorruptError(f"value: nested more than {MAX_DEPTH} levels deep")
-    return node
 
 
 def container(node: Any, content: Any) -> Any:

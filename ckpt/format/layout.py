@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt.errors import CorruptError
-from ckpt.format.json_values import checked_depth
-from ckpt.format.parsing import parsing
+from ckpt.format.parsing import checked_depth, parsing
 from ckpt.format.rank_grid import Spread
 
 ALIGN_BYTES = 64  # a cache line; a multiple of every dtype's size

@@ -19,9 +19,8 @@ from ckpt.errors import CorruptError
 from ckpt.format.atomic_files import dump_json
 from ckpt.format.checksums import BLOCK_BYTES, block_count
 from ckpt.format.chunk_table import Chunks, ChunkTable
-from ckpt.format.json_values import checked_depth
 from ckpt.format.layout import Chunk, Layout
-from ckpt.format.parsing import parsing
+from ckpt.format.parsing import checked_depth, parsing
 from ckpt.format.shard_record import RECORD_FORMAT, SaveId, ShardRecord
 
 _CHECKSUM_DIGITS = 32

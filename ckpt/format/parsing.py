@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 from ckpt.errors import CheckpointError, CorruptError
+
+MAX_DEPTH = 200  # levels of a JSON form
 
 
 @contextmanager
@@ -25,3 +29,21 @@ def parsing(what: str) -> Iterator[None]:
     except Exception as error:
         text = " ".join(str(error).split())
         raise CorruptError(f"{what}: missing or malformed field: {type(error).__name__}: {text:.300}") from None
+
+
+def is_too_deep(node: Any) -> bool:
+    """Whether a JSON form has more than MAX_DEPTH levels. Some versions of Python read more than they can decode."""
+    level = [node]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
+        if not containers:
+            return False
+        level = list(chain.from_iterable(containers))
+    return True
+
+
+def checked_depth(node: Any) -> Any:
+    """The JSON form. Raises CorruptError if it has too many levels."""
+    if is_too_deep(node):
+        raise CorruptError(f"value: nested more than {MAX_DEPTH} levels deep")
+    return node

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt.errors import StateError
-from ckpt.format.json_values import Path, encode, is_too_deep, name_of, unsupported
+from ckpt.format.json_values import Path, encode, name_of, unsupported
+from ckpt.format.parsing import is_too_deep
 from ckpt.format.rank_grid import Spread
 from ckpt.worker.lazy_torch import is_dtensor, is_module, is_optimizer, is_tensor
 from ckpt.worker.placement import Group, Piece, parts_of, replicas_of, spread_of
