@@ -42,6 +42,7 @@ from launcher.screen.watch import watch_job, watch_jobs
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
 from launcher.submission.job_control import JobFollower, status_now
+from launcher.submission.request import write_request
 from slurm import CommandError, Slurm
 from slurm.command import Result
 
@@ -241,7 +242,7 @@ def of_slurm(runs: Path, job_id: str, events: list[dict[str, Any]]) -> Path:
     """A job's folder in `runs`."""
     own = [each | {"run_id": f"slurm-c-{job_id}"} if each["event"] == "job_start" else each for each in events]
     folder = job_folder(runs / job_id, own)
-    (folder / f"{job_id}_submission.sh").touch()
+    write_request(folder, {}, "slurm")
     return folder
 
 
