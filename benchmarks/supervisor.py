@@ -19,6 +19,7 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import tempfile
 import threading
 import time
@@ -34,6 +35,9 @@ from launcher.leadership.terms import Term, claim, newest
 from launcher.runner.runner import HEARTBEAT_S
 from launcher.supervisor.folder import make_folders, prepare, read_secret
 from launcher.supervisor.supervisor import Supervisor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "test_launcher"))
+from talkers import heartbeat
 
 CLIENT_PROCESSES = 2
 SPARES = 2  # one for each fault that is made
@@ -149,16 +153,8 @@ class _Clients:
         while True:
             step += 1
             if node not in self._muted:
-                told = {"attempt": self._attempts.get(node), "step": 100_000 + step, "slowest": 100_000 + step}
-                news = {
-                    "activity": step,
-                    "rank_ended": False,
-                    "section": "step",
-                    "warm": True,
-                    "port": 20000,
-                    "times": [],
-                }
-                channel.send({"op": "heartbeat", "times": []} | told | news)
+                told = {"step": 100_000 + step, "slowest": 100_000 + step, "activity": step}
+                channel.send(heartbeat(attempt=self._attempts.get(node), **told))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _answer(self, what: str, node: str | None) -> Any:

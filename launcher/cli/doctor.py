@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from holdfast.blocks import WaitLine, print_block, print_json
 from launcher.cli.completion import clusters
 from launcher.cli.options import Folder, Json, refuse_url
+from launcher.scheduler import NAMES
 
 
 def doctor(
@@ -20,7 +20,7 @@ def doctor(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="slurm or local.  [default: slurm where srun is found]",
+            help=f"{NAMES}.  [default: slurm where srun is found]",
             metavar="NAME",
             show_default=False,
             autocompletion=clusters,
@@ -39,18 +39,16 @@ def doctor(
     """
     from launcher.doctor.examination import examine
     from launcher.doctor.page import page, verdict
-    from launcher.errors import UsageError
     from launcher.job.jobfile import load_job
+    from launcher.scheduler import SCHEDULERS, found_here, scheduler
     from lifecycle import Status
 
-    if cluster not in (None, "slurm", "local"):
-        raise UsageError(f"--cluster: got {cluster!r}, expected slurm or local")
+    found = scheduler(cluster or found_here())
     refuse_url("--folder", folder)
     spec = None if job_file is None else load_job(job_file)
-    on_slurm = cluster == "slurm" if cluster else shutil.which("srun") is not None
     place = Path(folder.partition("%")[0] or ".").absolute()
-    with WaitLine("looking at Slurm, a node and the folders" if on_slurm else "looking at this machine"):
-        findings = examine(spec, place, on_slurm=on_slurm)
+    with WaitLine(f"looking at {SCHEDULERS[found.name].words}, a node and the folders"):
+        findings = examine(spec, place, found)
     worst = verdict(findings)
     if as_json:
         print_json({"status": worst.word, "findings": [finding.to_mapping() for finding in findings]})

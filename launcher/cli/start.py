@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from holdfast.blocks import WaitLine, print_json
 from launcher.cli.completion import clusters
 from launcher.cli.job_command import SCRIPT_ARGUMENTS
 from launcher.cli.options import Folder, GpusPerNode, JobFile, Json, Nodes, Spares
+from launcher.scheduler import NAMES
 
 if TYPE_CHECKING:
     from launcher.job.jobfile import JobSpec
@@ -59,7 +60,7 @@ def run(
 def submit(
     context: typer.Context,
     job_file: JobFile,
-    cluster: Annotated[str, typer.Option(help="slurm or local.", metavar="NAME", autocompletion=clusters)] = "slurm",
+    cluster: Annotated[str, typer.Option(help=f"{NAMES}.", metavar="NAME", autocompletion=clusters)] = "slurm",
     nodes: Nodes = None,
     spares: Spares = None,
     gpus_per_node: GpusPerNode = None,
@@ -82,18 +83,19 @@ def submit(
     15 done but no step is in a lower tier, 16 no step of the lower tiers can be restored,
     17 not tried again: the fault would come again, or the job file says so.
     """
-    from launcher.errors import UsageError
+    from launcher.scheduler import scheduler
 
     flags = context.args
-    if flags and cluster != "slurm":
-        raise UsageError(f"submit: got {' '.join(flags)} with --cluster {cluster}, expected no sbatch options there")
     arguments = context.meta[SCRIPT_ARGUMENTS]
     spec = _load(job_file, cluster, flags, nodes=nodes, spares=spares, gpus_per_node=gpus_per_node, args=arguments)
     if dry_run or test_only:
-        return _preview(spec, cluster, folder, flags, ask=test_only)
+        with WaitLine(f"asking {cluster}"):
+            text, remark = scheduler(cluster).preview(spec, folder, flags, asks=test_only)
+        typer.echo(text)
+        return typer.echo(remark, err=True) if remark else None
     from launcher.submission.executor import Executor
 
-    options = {"slurm_flags": flags} if cluster == "slurm" else {}
+    options = {f"{cluster}_flags": flags} if flags else {}
     with WaitLine("submitting"):
         submitted = Executor(folder, cluster=cluster, **options).submit(spec)
     if as_json:
@@ -113,9 +115,10 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
     from launcher.job.jobfile import load_job
     from launcher.scheduler import scheduler
 
-    auto = gpus.of_this_machine if scheduler(cluster).is_this_machine else gpus.not_here
+    found = scheduler(cluster)
+    auto = gpus.of_this_machine if found.is_this_machine else gpus.not_here
     given = {name: value for name, value in changes.items() if value is not None}
-    options = _flag_values(flags)
+    options = found.options(flags)
     if decisive := {name: options[name] for name in ("gres", "chdir") if options.get(name)}:
         given["slurm"] = decisive
     spec = load_job(job_file, given, auto)
@@ -124,39 +127,12 @@ def _load(job_file: Path, cluster: str, flags: Sequence[str] = (), **changes: An
     return spec
 
 
-def _flag_values(flags: Sequence[str]) -> dict[str, str]:
-    if not flags:
-        return {}
-    from launcher.clusters.slurm.submission import flag_values
-
-    return flag_values(flags)
-
-
-def _of_the_nodes(options: dict[str, str]) -> dict[str, str | bool]:
+def _of_the_nodes(options: Mapping[str, str]) -> dict[str, str | bool]:
     """A flag without a value is true."""
     from launcher.job.elastic import of_the_nodes
 
     excluded = {"exclude": options["exclude"]} if options.get("exclude") else {}
     return {name: value or True for name, value in (of_the_nodes(options) | excluded).items()}
-
-
-def _preview(spec: JobSpec, cluster: str, folder: str, flags: list[str], *, ask: bool) -> None:
-    """Prints the sbatch script, or Slurm's answer to --test-only."""
-    import shlex
-
-    from launcher.clusters.slurm.submission import sbatch_script, sbatch_test
-    from launcher.errors import UsageError
-
-    if cluster != "slurm":
-        option = "--test-only" if ask else "--dry-run"
-        raise UsageError(f"{option}: got --cluster {cluster}, expected slurm; only there is a script")
-    if ask:
-        with WaitLine("asking Slurm"):
-            answer = sbatch_test(spec, folder, flags)
-        return typer.echo(answer)
-    script, command = sbatch_script(spec, folder, flags)
-    typer.echo(script.rstrip("\n"))
-    return typer.echo(f"# submitted by: {shlex.join(command)} SCRIPT", err=True)
 
 
 def _size(spec: JobSpec) -> str:

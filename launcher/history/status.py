@@ -83,7 +83,7 @@ class JobStatus:
         reason: the cause, where the state has one.
         stop: a user's request to save and end, in words; None if there is none.
         run_id: the run's identity through all its requeues.
-        cluster: "slurm" or "local".
+        cluster: the name of the job's scheduler.
         attempt: number of the newest attempt, from 0; None before the first.
         nodes: the newest attempt's active nodes, in node-rank order.
         spares: further warm nodes.

@@ -31,10 +31,9 @@ def of_this_machine(nodes: int) -> int:
     return min(len(visible()) // nodes, MAX_PER_NODE)
 
 
-def of_the_allocation(nodes: int) -> int:
-    """`auto` inside a Slurm job: the GPUs that Slurm gave it on this node."""
-    given = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return min(int(given), MAX_PER_NODE) if given.isdecimal() else 0
+def of_the_allocation(given: int) -> OfEachNode:
+    """`auto` inside a job of a scheduler, which has given it that many GPUs on this node."""
+    return lambda nodes: min(given, MAX_PER_NODE)
 
 
 def requested(gpus_per_node: Any, gres: Any) -> int | str | None:

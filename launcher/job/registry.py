@@ -32,9 +32,9 @@ class KnownJob:
     """An entry of the registry.
 
     Attributes:
-        job_id: Slurm's job id, or the local cluster's.
+        job_id: the scheduler's id of it.
         name: the job's name.
-        cluster: "slurm" or "local".
+        cluster: the name of its scheduler.
         folder: the job's folder.
         nodes: number of nodes that train.
         spares: number of further warm nodes.
@@ -141,19 +141,20 @@ def _by_part(part: str, jobs: Sequence[KnownJob]) -> list[KnownJob]:
 
 
 def job_of_folder(folder: Path) -> KnownJob:
-    """A job that is not in the registry, from its folder alone. An sbatch script may have started it.
+    """A job that is not in the registry, from its folder alone. A batch script may have started it.
 
     Raises:
         OSError: the folder cannot be read.
     """
     spec: dict[str, Any] = {}
     start: Event = {}
-    with contextlib.suppress(OSError, ValueError):
-        spec = read_json(folder / "job.json")
+    for name in ("submission.json", "job.json"):  # the second one is the supervisor's, as soon as the job has started
+        with contextlib.suppress(OSError, ValueError):
+            spec |= read_json(folder / name)
     with contextlib.suppress(OSError, StopIteration):
         start = next(event for event in EventReader(folder / "events.jsonl").new() if event["event"] == "job_start")
-    is_slurm = folder.name.isdigit() or _is_submitted(folder)
-    cluster = str(start.get("cluster") or ("slurm" if is_slurm else "local"))
+    supervised = "slurm" if folder.name.isdigit() else "local"  # by `holdfast supervise`, which has begun to start
+    cluster = str(start.get("cluster") or spec.get("cluster") or supervised)
     slurm_cluster, job_id = "", folder.name
     if cluster == "slurm":
         slurm_cluster, _, job_id = str(start.get("run_id") or folder.name).removeprefix("slurm-").rpartition("-")
@@ -175,13 +176,7 @@ def _count(value: Any) -> int:
 
 def is_job(folder: Path) -> bool:
     """Whether a folder is that of a job."""
-    return any((folder / name).is_file() for name in ("job.json", "events.jsonl")) or _is_submitted(folder)
-
-
-def _is_submitted(folder: Path) -> bool:
-    """Whether this folder's job was submitted to Slurm. Until the job starts, the folder has only submitit's script."""
-    job_id = folder.absolute().name.partition("_")[0]  # without the number in an array
-    return (folder / f"{job_id}_submission.sh").is_file()
+    return any((folder / name).is_file() for name in ("job.json", "submission.json", "events.jsonl"))
 
 
 def _read(path: Path) -> KnownJob | None:

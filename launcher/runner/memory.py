@@ -96,9 +96,9 @@ def hold_memory_dir(path: Path) -> int:
 
 
 def remove_ended(own: Path, has_ended: Callable[[str], bool]) -> list[str]:
-    """Removes the memory of this user's ended Slurm jobs on this node, if there are no hooks.
+    """Removes the memory of this user's ended jobs of this scheduler on this node, if there are no hooks.
 
-    Slurm may end a job's step before its runner can remove it. A job's last start may have no runner here.
+    The scheduler may end a job's step before its runner can remove it. A job's last start may have no runner here.
 
     Args:
         own: this run's directory, which stays.
@@ -110,7 +110,7 @@ def remove_ended(own: Path, has_ended: Callable[[str], bool]) -> list[str]:
     removed = []
     for path in sorted(own.parent.glob(_ENDED + "*")):
         shutil.rmtree(path, ignore_errors=True)  # an earlier runner was killed during this
-    for path in sorted(own.parent.glob("slurm-*")):
+    for path in sorted(own.parent.glob(f"{own.name.partition('-')[0]}-*")):
         if path == own or path.is_symlink() or not has_ended(path.name):
             continue
         with contextlib.suppress(OSError):  # it is locked, or another runner of this user removes it

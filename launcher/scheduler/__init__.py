@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from shutil import which
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.errors import UsageError
@@ -22,16 +23,30 @@ if TYPE_CHECKING:
 
 
 class Registered(NamedTuple):
-    """A scheduler: the class that implements `Scheduler` as module:class, and its jobs' place in words."""
+    """A scheduler.
+
+    Attributes:
+        path: the class that implements `Scheduler`, as module:class.
+        words: the place of its jobs.
+        program: a program of it; the scheduler is the default where that is found. "": it is not.
+    """
 
     path: str
     words: str
+    program: str = ""
 
 
 SCHEDULERS: Mapping[str, Registered] = {
-    "slurm": Registered("launcher.clusters.slurm.scheduler:SlurmScheduler", "this Slurm cluster"),
+    "slurm": Registered("launcher.clusters.slurm.scheduler:SlurmScheduler", "this Slurm cluster", "srun"),
     "local": Registered("launcher.clusters.local.scheduler:LocalScheduler", "this machine"),
 }
+
+NAMES = " or ".join(", ".join(SCHEDULERS).rsplit(", ", 1))  # for messages
+
+
+def found_here() -> str:
+    """The name of the first scheduler whose program is found on this machine; else "local", which needs none."""
+    return next((name for name, each in SCHEDULERS.items() if each.program and which(each.program)), "local")
 
 
 @cache

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from launcher.history.status import JobStatus
 from launcher.job.jobfile import JobSpec
 from launcher.job.registry import KnownJob
 from launcher.scheduler.cluster import Cluster
+
+if TYPE_CHECKING:
+    from lifecycle import Finding
+    from slurm.command import CommandRunner
 
 
 class JobPlace(NamedTuple):
@@ -21,6 +25,7 @@ class JobPlace(NamedTuple):
         nodes: all its nodes.
         node: the node of this process.
         task: number of this task, from 0, among those that run the same program.
+        gpus: the GPUs that the job has on this node, for `gpus_per_node: auto`.
     """
 
     job_id: str
@@ -28,6 +33,7 @@ class JobPlace(NamedTuple):
     nodes: tuple[str, ...]
     node: str
     task: int
+    gpus: int = 0
 
 
 class RunLiveness(NamedTuple):
@@ -98,6 +104,7 @@ class Scheduler(Protocol):
         name: its name, with which the ids of its runs begin.
         has_standbys: whether another node may take over from the supervisor; nodes outlive the supervisor's host then.
         is_this_machine: whether jobs run on the machine from which they are submitted.
+        can_requeue: whether a job that ends for want of nodes starts again, as `Cluster.can_requeue`.
         poll_s: the least time between two questions about the same job, in seconds.
         step_variables: prefixes of variables that describe a process' place in a step. A standby does not get them.
     """
@@ -105,11 +112,46 @@ class Scheduler(Protocol):
     name: str
     has_standbys: bool
     is_this_machine: bool
+    can_requeue: bool
     poll_s: float
     step_variables: tuple[str, ...]
 
     def executor(self, folder: Path, **options: Any) -> JobExecutor:
         """Make the executor that submits to this scheduler."""
+
+    def options(self, words: Sequence[str]) -> Mapping[str, str]:
+        """The scheduler's own options in the words of `holdfast submit` that are not Holdfast's, by their long names.
+
+        The executor gets the words themselves as `flags`, if there are any.
+
+        Raises:
+            UsageError: the scheduler takes no such words.
+        """
+
+    def preview(self, spec: JobSpec, folder: str, words: Sequence[str], *, asks: bool) -> tuple[str, str]:
+        """A submission that is not made: what to print on stdout and on stderr.
+
+        Args:
+            spec, folder, words: of the submission.
+            asks: whether to ask when and where the job would start, instead of the script.
+
+        Raises:
+            UsageError: there is none.
+        """
+
+    def findings(self, spec: JobSpec | None, run: CommandRunner) -> Iterable[Finding]:
+        """What `holdfast doctor` sees of the scheduler itself: its settings and programs, for a job or in general."""
+
+    def on_one_node(self, spec: JobSpec | None, findings: Sequence[Finding]) -> Sequence[str] | None:
+        """The words before a command that runs it on one node for `holdfast doctor`; none on this machine.
+
+        Args:
+            spec: the job whose nodes are meant.
+            findings: what findings() has found.
+
+        Returns:
+            The words; None if no command can be run, by the findings.
+        """
 
     def cluster(self, spec: JobSpec, job_dir: Path) -> Cluster:
         """The nodes of the job that this process supervises.
@@ -121,7 +163,8 @@ class Scheduler(Protocol):
     def place(self, env: Mapping[str, str]) -> JobPlace | None:
         """The place of a process with this environment; None outside of the scheduler's jobs.
 
-        If the scheduler sets no variables by which to know, always None; `Cluster.allocation` is its name then.
+        If the scheduler sets no variables by which to know, always None. `Cluster.allocation` is its name then, and
+        FOLDER of `launcher.submission.batch` has no %j.
         """
 
     def hand_back(self, env: Mapping[str, str], *, is_over: bool) -> None:

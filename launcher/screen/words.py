@@ -12,6 +12,7 @@ from launcher.history.recovery import Recovery
 from launcher.history.status import JobStatus, TierState
 from launcher.history.view import ending
 from launcher.history.wording import plural
+from launcher.scheduler import SCHEDULERS, scheduler
 
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
@@ -68,7 +69,7 @@ def _who_replaces(status: JobStatus, job: Mapping[str, Any]) -> str:
         return f"spare {warm[0]} takes over ({plural(len(warm), 'spare')} left)"
     if job.get("elastic"):
         return "no spare is left, the job continues on fewer nodes if its sizes allow it"
-    if status.cluster == "slurm":
+    if status.cluster in SCHEDULERS and scheduler(status.cluster).can_requeue:
         return "no spare is left, the job is requeued"
     return "no spare is left, the job ends with too_few_nodes"
 

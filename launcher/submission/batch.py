@@ -1,24 +1,27 @@
-"""`python -m launcher.submission.batch CLUSTER FOLDER`: the program of the batch script. It supervises the job."""
+"""`python -m launcher.submission.batch CLUSTER FOLDER`: the program of the batch script. It supervises the job.
+
+FOLDER is the job's folder. %j in it is the job's id, which the scheduler tells the job.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-import submitit
-
 from launcher.errors import JobFailed, LauncherError
 from launcher.job.jobfile import JobSpec
+from launcher.scheduler import scheduler
 from launcher.submission.outcome import settle
 from launcher.submission.request import wait_for_request
+from launcher.submission.submitit_base import JobPaths
 from slurm import SlurmError
 
 
 def main(cluster: str, folder: str) -> int:
     """Supervise the job; returns the exit code. It is 0 for a job that has stopped and continues after a requeue."""
-    os.environ["SUBMITIT_FOLDER"] = folder  # for submitit's JobEnvironment, here and in the job
     try:
-        job_dir = submitit.JobEnvironment().paths.folder
+        place = scheduler(cluster).place(os.environ)
+        job_dir = JobPaths(folder, job_id=None if place is None else place.job_id).folder
         spec = JobSpec.from_json(wait_for_request(job_dir))
         from launcher.supervisor import supervise
 

@@ -24,7 +24,7 @@ from launcher.job import gpus
 from launcher.job.jobfile import JobSpec
 from launcher.job.module_names import check_modules
 from launcher.job.registry import KnownJob, remember
-from launcher.scheduler import run_liveness, scheduler
+from launcher.scheduler import found_here, run_liveness, scheduler
 from launcher.submission.in_allocation import run_here
 from launcher.submission.request import make_folder, with_job_id
 from launcher.submission.submitit_base import DelayedSubmission, ExecutorBase, JobPaths
@@ -112,7 +112,7 @@ class Executor(ExecutorBase):
     Args:
         folder: the folder of each job's files. %j stands for the job's id and is added if it is missing. On Slurm the
             folder must be on a file system that all nodes share.
-        cluster: the scheduler's name, "slurm" or "local"; None: Slurm if srun is found, else local.
+        cluster: the scheduler's name; None: Slurm if srun is found, else local. See `launcher.scheduler.SCHEDULERS`.
         kwargs: arguments of submitit's executors, prefixed by the cluster's name: slurm_python=...
 
     Raises:
@@ -120,7 +120,7 @@ class Executor(ExecutorBase):
     """
 
     def __init__(self, folder: Path | str = "runs/%j", cluster: str | None = None, **kwargs: Any) -> None:
-        cluster = cluster or self.which()
+        cluster = cluster or found_here()
         self._scheduler = scheduler(cluster)
         folder = with_job_id(folder)
         _check_writable(JobPaths.get_first_id_independent_folder(folder))

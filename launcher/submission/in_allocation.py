@@ -49,6 +49,7 @@ class InsideJob:
         task: number of this task, from 0, among those that call the same function.
         folder: the folder of the outer job's files.
         job_id: id of the outer job; None if there is none.
+        gpus: the GPUs that the outer job has on this node.
     """
 
     cluster: str
@@ -56,16 +57,17 @@ class InsideJob:
     task: int
     folder: Path
     job_id: str | None
+    gpus: int = 0
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> InsideJob:
         """Read the variables that submitit and the scheduler have set."""
         is_local_submitit = env.get("SUBMITIT_EXECUTOR") == "local" or "SUBMITIT_DEBUG_JOB_ID" in env
         job_id = env.get("SUBMITIT_LOCAL_JOB_ID") or env.get("SUBMITIT_DEBUG_JOB_ID") if is_local_submitit else None
-        nodes, task = None, int(env.get("SUBMITIT_LOCAL_GLOBALID", 0)) if is_local_submitit else 0
+        nodes, given, task = None, 0, int(env.get("SUBMITIT_LOCAL_GLOBALID", 0)) if is_local_submitit else 0
         around = None if is_local_submitit else surrounding(env)
         if around is not None and (place := around.place(env)) is not None:
-            job_id, nodes, task = place.job_id, len(place.nodes), place.task
+            job_id, nodes, given, task = place.job_id, len(place.nodes), place.gpus, place.task
         folder = JobPaths(env["SUBMITIT_FOLDER"], job_id=job_id).folder if "SUBMITIT_FOLDER" in env else Path("runs")
         return cls(
             cluster="local" if around is None else around.name,
@@ -73,6 +75,7 @@ class InsideJob:
             task=task,
             folder=folder.absolute(),
             job_id=job_id,
+            gpus=given,
         )
 
 
@@ -91,7 +94,7 @@ def run_here(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
     place = InsideJob.from_env(os.environ)
     spares = mapping.get("spares") or 0
     nodes = max(1, (place.nodes or 1) - spares) if isinstance(spares, int) else 1
-    auto = gpus.of_this_machine if place.nodes is None else gpus.of_the_allocation
+    auto = gpus.of_this_machine if place.nodes is None else gpus.of_the_allocation(place.gpus)
     spec = JobSpec.from_mapping({"nodes": nodes, **mapping}, Path.cwd(), source, auto_gpus=auto)
     if place.nodes is not None:
         require_booster(spec)

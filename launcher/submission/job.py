@@ -24,7 +24,10 @@ _POLL_S = 0.5
 
 
 class SupervisedJob(JobBase):
-    """A job whose outcome is in its folder. status(), logs(), stop() and scale() do what the verbs of that name do."""
+    """A job whose outcome is in its folder. status(), logs(), stop() and scale() do what the verbs of that name do.
+
+    Each scheduler has a subclass, with submitit's `state`, `done` and `cancel` by its own queue.
+    """
 
     def done(self, force_check: bool = False) -> bool:
         """Whether the job has ended for good. A stopped job has not: it continues after its requeue."""

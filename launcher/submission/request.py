@@ -65,9 +65,9 @@ def check_private(folder: Path) -> None:
         raise LauncherError(f"{error.filename}: {error.strerror}, expected the job's folder") from None
 
 
-def write_request(folder: Path, job: Mapping[str, Any]) -> None:
-    """Write the job's options to a file in its folder that only the user can read."""
-    durable_write(folder / NAME, json.dumps(job, indent=1).encode())
+def write_request(folder: Path, job: Mapping[str, Any], cluster: str) -> None:
+    """Write the job's options and the name of its scheduler to a file in its folder that only the user can read."""
+    durable_write(folder / NAME, json.dumps({**job, "cluster": cluster}, indent=1).encode())
 
 
 def read_request(folder: Path) -> dict[str, Any]:
@@ -80,9 +80,11 @@ def read_request(folder: Path) -> dict[str, Any]:
     try:
         if (owner := path.lstat().st_uid) != os.getuid():
             raise LauncherError(f"{path}: of uid {owner}, expected a file of uid {os.getuid()}")
-        return read_json(path)
+        job = read_json(path)
     except (OSError, ValueError) as error:
         raise LauncherError(f"{path}: cannot be read ({error}); submit the job again") from None
+    job.pop("cluster", None)
+    return job
 
 
 def wait_for_request(folder: Path) -> dict[str, Any]:

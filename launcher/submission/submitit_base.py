@@ -46,7 +46,8 @@ class ExecutorBase(submitit.AutoExecutor):
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         left = {name: value for name, value in kwargs.items() if not self.is_taken(name, value)}
-        super()._internal_update_parameters(**left)
+        if left:
+            super()._internal_update_parameters(**left)
 
     def _internal_process_submissions(self, submissions: Sequence[DelayedSubmission]) -> list[submitit.Job[Any]]:
         return self.submit_all(submissions)

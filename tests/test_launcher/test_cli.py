@@ -74,7 +74,6 @@ GOLDEN_SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@90
 #SBATCH --time=1-0
-export SUBMITIT_EXECUTOR=slurm
 trap '' USR1 USR2
 if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && ! {python} -c 'import launcher.submission.batch'; then
     trap '' TERM

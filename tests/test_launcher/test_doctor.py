@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from launcher.cli import main
+from launcher.clusters.slurm.scheduler import SlurmScheduler
 from launcher.doctor.examination import examine
 from launcher.doctor.node import finding_of, judge_disk
 from launcher.doctor.page import page, verdict
@@ -159,7 +160,7 @@ def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path)
     (tmp_path / "train.py").write_text("")
     job = {"script": "train.py", "gpus_per_node": 4, "slurm": {"partition": "train", "exclusive": True}}
     slurm = FakeSlurm(config())
-    rows = of(examine(JobSpec.from_mapping(job, tmp_path), tmp_path / "runs", on_slurm=True, runner=slurm))
+    rows = of(examine(JobSpec.from_mapping(job, tmp_path), tmp_path / "runs", SlurmScheduler(), slurm))
     (step,) = slurm.steps
     assert {"--partition=train", "--gpus-per-node=4", "--mpi=pmix", "--immediate=60"} <= {*step}
     fine = ("pmix", "pmix_step", "node", "job_folder", "clock_difference", "rendezvous")
@@ -178,7 +179,7 @@ def test_one_step_on_one_node_is_asked_with_the_jobs_own_options(tmp_path: Path)
     ],
 )
 def test_what_the_node_says_is_judged(answer: dict[str, Any], check: str, status: str, tmp_path: Path) -> None:
-    rows = of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))
+    rows = of(examine(None, tmp_path, SlurmScheduler(), FakeSlurm(config(), node=answer)))
     assert rows[check].status.word == status and (rows[check].advice or check == "versions")
 
 
@@ -198,7 +199,7 @@ def test_partitions_are_judged_for_an_elastic_job(
     (tmp_path / "train.py").touch()
     elastic = {"min_nodes": 1, "max_nodes": 2, "booster": booster}
     spec = JobSpec.from_mapping({"script": "train.py", "elastic": elastic, "slurm": {"partition": own}}, tmp_path)
-    rows = of(examine(spec, tmp_path, on_slurm=True, runner=FakeSlurm(config())))
+    rows = of(examine(spec, tmp_path, SlurmScheduler(), FakeSlurm(config())))
     found = {name: rows[name].status.word for name in ("boosters", "booster_grace", "base_partition") if name in rows}
     assert found == expected
     assert all(rows[name].advice for name, status in found.items() if status != "ok")
@@ -206,7 +207,7 @@ def test_partitions_are_judged_for_an_elastic_job(
 
 def test_what_an_elastic_job_would_find_is_said_without_one(tmp_path: Path) -> None:
     def boosters(**changes: str) -> Finding:
-        return of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(**changes))))["boosters"]
+        return of(examine(None, tmp_path, SlurmScheduler(), FakeSlurm(config(**changes))))["boosters"]
 
     assert boosters().measured == "train, boost, hasty" and boosters().status is Status.OK
     none = boosters(PreemptType="preempt/none")
@@ -223,7 +224,7 @@ def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(
 
         monkeypatch.setattr("socket.create_connection", connect)
         answer = {"filter_refused": "Operation not permitted"}
-        return of(examine(None, tmp_path, on_slurm=True, runner=FakeSlurm(config(), node=answer)))["rendezvous"]
+        return of(examine(None, tmp_path, SlurmScheduler(), FakeSlurm(config(), node=answer)))["rendezvous"]
 
     assert judged(ConnectionRefusedError()).status is Status.WARNING, "nothing listens there, but packets arrive"
     assert judged(TimeoutError()).status is Status.OK
@@ -234,10 +235,10 @@ def test_torchs_rendezvous_is_open_only_where_a_neighbour_reaches_it(
 def test_no_free_node_and_no_plugin_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_pmix() -> dict[str, Any]:
         slurm = FakeSlurm(config(), mpi="MPI plugin types are...\n\tnone\n\tpmi2\n", node=None)
-        return of(examine(None, tmp_path, on_slurm=True, runner=slurm))
+        return of(examine(None, tmp_path, SlurmScheduler(), slurm))
 
     assert without_pmix()["pmix"].status is Status.WARNING, "mpirun starts the agents"
-    monkeypatch.setattr("launcher.doctor.examination.find_mpirun", lambda: None)
+    monkeypatch.setattr("launcher.clusters.slurm.findings.find_mpirun", lambda: None)
     rows = without_pmix()
     assert rows["node"].status is Status.UNKNOWN and "Unable to allocate resources" in rows["node"].measured
     assert rows["pmix"].status is Status.CRITICAL and "pmi2" in rows["pmix"].measured
@@ -249,7 +250,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     slurm = FakeSlurm(config())
     spec = JobSpec.from_mapping(job, tmp_path)
-    rows = of(examine(spec, Path("/proc/no"), on_slurm=True, runner=slurm))
+    rows = of(examine(spec, Path("/proc/no"), SlurmScheduler(), slurm))
     assert rows["shared_folder"].status is Status.CRITICAL and "taken: is a file" in rows["shared_folder"].measured
     assert rows["job_folder"].status is Status.CRITICAL
 

@@ -488,12 +488,9 @@ def test_the_batch_script_ends_as_its_job_does(
 
     ended = supervisor.Outcome(name=JobOutcome(name), step=7, reason="no spare left", seconds=1.0)
     monkeypatch.setattr(supervisor, "supervise", lambda *_: ended)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
-    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "1")
-    monkeypatch.setenv("SUBMITIT_FOLDER", "set by main")
     (home / "1").mkdir()
-    write_request(home / "1", JobSpec(name="gpt", script=home / "train.py").to_json())
-    assert main("local", str(home / "%j")) == exit_code
+    write_request(home / "1", JobSpec(name="gpt", script=home / "train.py").to_json(), "local")
+    assert main("local", str(home / "1")) == exit_code
     assert capsys.readouterr().err == said
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.clusters.local.cluster import require_machine
+from launcher.clusters.slurm.scheduler import SlurmScheduler
 from launcher.errors import UsageError
 from launcher.job import gpus
 from launcher.job.jobfile import JobSpec, load_job
@@ -107,11 +108,12 @@ def test_on_this_machine_the_nodes_share_its_gpus_unless_told_otherwise(
     assert JobSpec.from_json(spec.to_json()) == spec
 
 
-def test_inside_a_slurm_job_its_gpus_are_taken_and_before_it_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
-    assert (gpus.of_the_allocation(4), gpus.not_here(4)) == (8, 0)
-    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
-    assert gpus.of_the_allocation(4) == 0
+def test_inside_a_slurm_job_its_gpus_are_taken_and_before_it_none() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "c", "SLURM_JOB_PARTITION": "p", "SLURM_JOB_NODELIST": "n1"}
+    for given, expected in (({"SLURM_GPUS_ON_NODE": "8"}, 8), ({}, 0)):
+        place = SlurmScheduler().place(job | {"SLURMD_NODENAME": "n1"} | given)
+        assert place is not None and gpus.of_the_allocation(place.gpus)(4) == expected
+    assert gpus.not_here(4) == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def pipes(folder: Path) -> None:
     for name in RECORDS:
         (folder / name).unlink()
         os.mkfifo(folder / name)
-    (folder / f"{folder.name}_submission.sh").write_text("")
+    (folder / "submission.json").write_text("")
 
 
 def events_pipe(folder: Path) -> None:

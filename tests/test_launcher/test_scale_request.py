@@ -29,7 +29,7 @@ def make_job(home: Path, **keys: Any) -> Path:
     spec = JobSpec.from_mapping({"script": "s.py", "nodes": 2} | keys, home)
     folder = home / "runs" / "1"
     folder.mkdir(parents=True, mode=0o700)
-    write_request(folder, spec.to_json())
+    write_request(folder, spec.to_json(), "local")
     (folder / "job.json").write_text(json.dumps(spec.to_json()))
     Process.of_pid(os.getpid()).save(folder)
     start = {"time": 1.0, "event": "job_start", "run_id": "local-1", "cluster": "local"}

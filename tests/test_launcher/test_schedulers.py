@@ -58,7 +58,7 @@ class AtExecutor(SupervisedLocalExecutor):
         jobs = [SupervisedLocalJob(folder=self.folder, job_id=f"a{index}") for index, _ in enumerate(specs)]
         for job, spec in zip(jobs, specs, strict=True):
             job.paths.folder.mkdir(parents=True)
-            write_request(job.paths.folder, spec.to_json())
+            write_request(job.paths.folder, spec.to_json(), "at")
         return jobs
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 from history_kit import job_folder
 from rich.console import Console
+from talkers import heartbeat
 from test_status import DONE, GROWN, LOST, SWAPPED, TRAINED, event
 
 from launcher.clusters.slurm.scheduler import SlurmScheduler
@@ -42,6 +43,7 @@ from launcher.screen.watch import watch_job, watch_jobs
 from launcher.screen.words import short, size, sparkline, what_next
 from launcher.submission import job_control
 from launcher.submission.job_control import JobFollower, status_now
+from launcher.submission.request import write_request
 from slurm import CommandError, Slurm
 from slurm.command import Result
 
@@ -241,7 +243,7 @@ def of_slurm(runs: Path, job_id: str, events: list[dict[str, Any]]) -> Path:
     """A job's folder in `runs`."""
     own = [each | {"run_id": f"slurm-c-{job_id}"} if each["event"] == "job_start" else each for each in events]
     folder = job_folder(runs / job_id, own)
-    (folder / f"{job_id}_submission.sh").touch()
+    write_request(folder, {}, "slurm")
     return folder
 
 
@@ -282,9 +284,8 @@ def test_top_for_all_users_has_the_jobs_of_slurms_queue(tmp_path: Path, monkeypa
 def test_the_steps_of_the_heartbeats_are_those_of_the_status(tmp_path: Path) -> None:
     heartbeats = Heartbeats()
     assert heartbeats.steps() is None
-    beat = {"attempt": 0, "activity": 1, "rank_ended": False, "warm": True, "times": [], "section": "step"}
-    heartbeats.add("n1", beat | {"step": 12, "slowest": 12})
-    heartbeats.add("n2", beat | {"step": 12, "slowest": 9})
+    heartbeats.add("n1", heartbeat(attempt=0, activity=1, step=12, slowest=12))
+    heartbeats.add("n2", heartbeat(attempt=0, activity=1, step=12, slowest=9))
     steps = heartbeats.steps()
     assert steps == NodeSteps(attempt=0, step=12, nodes={"n1": 12, "n2": 9})
     steps.write(tmp_path)

@@ -105,7 +105,7 @@ def test_the_batch_script_refuses_what_a_stranger_may_have_swapped(
     job_dir = home / "runs/42"
     make_folder(home / "runs")
     job_dir.mkdir(mode=0o700)
-    write_request(job_dir, {"script": str(home / "train.py"), "name": "gpt"})
+    write_request(job_dir, {"script": str(home / "train.py"), "name": "gpt"}, "local")
     check_private(job_dir)
     SHARED[how](home / level)
     if how == "that all may write" and level == "runs":
@@ -113,17 +113,14 @@ def test_the_batch_script_refuses_what_a_stranger_may_have_swapped(
     import launcher.supervisor as supervisor
 
     monkeypatch.setattr(supervisor, "supervise", lambda *_: pytest.fail("it was run"))
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
-    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "42")
-    monkeypatch.setenv("SUBMITIT_FOLDER", "set by main")
-    assert main("local", str(home / "runs/%j")) == 1
+    assert main("local", str(home / "runs/42")) == 1
     assert "other users could put another job there" in capsys.readouterr().err
 
 
 def test_a_request_of_another_user_is_refused_though_its_folder_is_ours(home: Path) -> None:
     folder = home / "42"
     folder.mkdir(mode=0o700)
-    write_request(folder, {"script": "train.py"})
+    write_request(folder, {"script": "train.py"}, "slurm")
     others(folder / "submission.json")
     with pytest.raises(LauncherError, match=f"of uid {STRANGER}, expected a file of uid 0"):
         wait_for_request(folder)

@@ -209,23 +209,14 @@ def require_machine(spec: JobSpec) -> None:
         UsageError: there is no mpirun for a job with checkpoints; or there are GPUs, but fewer than the nodes of the
             job's largest size need. A machine without GPUs runs the job on its CPU; see gpus.remark.
     """
-    require_mpirun(spec)
+    if spec.checkpoint is not None:
+        _mpirun()
     largest, here = spec.sizes[0], len(gpus.visible())
     if here and (needed := largest * gpus.count(spec.gpus_per_node)) > here:
         raise UsageError(
             f"gpus_per_node: got {spec.gpus_per_node}: {largest} nodes on this machine need {needed} GPUs, and it has "
             f"{here}; run it on fewer nodes (-N), or on the CPU (--gpus-per-node 0)"
         )
-
-
-def require_mpirun(spec: JobSpec) -> None:
-    """Check that a job's checkpoint agents can be started on this machine.
-
-    Raises:
-        UsageError: there is no mpirun.
-    """
-    if spec.checkpoint is not None:
-        _mpirun()
 
 
 def _mpirun() -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.base.environment import Variable
 from holdfast.base.processes import pids_with_environment
-from launcher.errors import LauncherError
+from launcher.clusters.mpirun import find_mpirun
+from launcher.errors import LauncherError, UsageError
 from launcher.history.outcome import Outcome
 from launcher.history.status import JobStatus
 from launcher.job.jobfile import JobSpec
@@ -19,6 +20,10 @@ from launcher.job.run_id import local_run_id
 from launcher.job.supervisor_process import Process
 from launcher.scheduler.cluster import Cluster
 from launcher.scheduler.interface import JobExecutor, JobPlace, RunLiveness
+
+if TYPE_CHECKING:
+    from lifecycle import Finding
+    from slurm.command import CommandRunner
 
 _CANCEL_DEADLINE_S = 30.0
 _POLL_S = 0.1
@@ -30,6 +35,7 @@ class LocalScheduler:
     name = "local"
     has_standbys = False
     is_this_machine = True
+    can_requeue = False
     poll_s = 0.0
     step_variables = ()
 
@@ -37,6 +43,29 @@ class LocalScheduler:
         from launcher.clusters.local.submission import SupervisedLocalExecutor
 
         return SupervisedLocalExecutor(folder, **options)
+
+    def options(self, words: Sequence[str]) -> Mapping[str, str]:
+        if words:
+            raise UsageError(f"submit: got {' '.join(words)} with --cluster local, expected no sbatch options there")
+        return {}
+
+    def preview(self, spec: JobSpec, folder: str, words: Sequence[str], *, asks: bool) -> tuple[str, str]:
+        option = "--test-only" if asks else "--dry-run"
+        raise UsageError(f"{option}: got --cluster local, expected slurm; only there is a script")
+
+    def findings(self, spec: JobSpec | None, run: CommandRunner) -> Iterator[Finding]:
+        from lifecycle import Finding, Status
+
+        if spec is not None and spec.checkpoint is None:
+            return
+        row = Finding(check="mpirun", status=Status.OK, measured="found", expected="mpirun, for checkpoint agents")
+        if find_mpirun() is None:
+            advice = "pip install 'holdfast-hpc[mpi]'"
+            row = replace(row, status=Status.CRITICAL, measured="mpirun: not found", advice=advice)
+        yield row
+
+    def on_one_node(self, spec: JobSpec | None, findings: Sequence[Finding]) -> Sequence[str]:
+        return ()
 
     def cluster(self, spec: JobSpec, job_dir: Path) -> Cluster:
         from launcher.clusters.local.cluster import LocalCluster

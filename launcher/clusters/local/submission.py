@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import shutil
@@ -94,7 +93,7 @@ class SupervisedLocalExecutor(LocalExecutor):
     def _start(self, spec: JobSpec) -> LocalJobBase:
         paths = self._new_job_paths()
         try:
-            write_request(paths.folder, spec.to_json())
+            write_request(paths.folder, spec.to_json(), self.name())
             process = self._spawn(paths)
             Process.of_pid(process.pid).save(paths.folder)
         except OSError as error:
@@ -114,22 +113,11 @@ class SupervisedLocalExecutor(LocalExecutor):
             return paths
 
     def _spawn(self, paths: JobPaths) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "SUBMITIT_EXECUTOR": "local",
-            "SUBMITIT_LOCAL_JOB_ID": paths.job_id,
-            "SUBMITIT_LOCAL_NTASKS": "1",
-            "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-            "SUBMITIT_LOCAL_NODEID": "0",
-            "SUBMITIT_LOCAL_GLOBALID": "0",
-            "SUBMITIT_LOCAL_LOCALID": "0",
-        }
         with paths.stdout.open("ab") as stdout, paths.stderr.open("ab") as stderr:
             return subprocess.Popen(
-                [*shlex.split(self.python), "-u", "-m", "launcher.submission.batch", "local", str(self.folder)],
+                [*shlex.split(self.python), "-u", "-m", "launcher.submission.batch", "local", str(paths.folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr if self.parameters.get("stderr_to_stdout") else stdout,
                 stderr=stderr,
-                env=environment,
                 start_new_session=True,
             )

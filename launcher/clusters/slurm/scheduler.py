@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import slurm as slurm_
 from launcher.errors import NoAnswer
@@ -16,6 +17,10 @@ from launcher.job.registry import KnownJob
 from launcher.scheduler.cluster import Cluster
 from launcher.scheduler.interface import JobExecutor, JobPlace, RunLiveness
 from slurm import JobEnvironment, Slurm, SlurmError
+
+if TYPE_CHECKING:
+    from lifecycle import Finding
+    from slurm.command import CommandRunner
 
 _UNSURE = "NODE_FAIL"  # processes may still run on a node that Slurm cannot reach
 
@@ -32,6 +37,7 @@ class SlurmScheduler:
     name = "slurm"
     has_standbys = True
     is_this_machine = False
+    can_requeue = True
     poll_s = 5.0
     step_variables = (
         "SLURM_STEP", "SLURM_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_DISTRIBUTION",
@@ -46,6 +52,30 @@ class SlurmScheduler:
 
         return SupervisedSlurmExecutor(folder, **options)
 
+    def options(self, words: Sequence[str]) -> Mapping[str, str]:
+        from launcher.clusters.slurm.submission import flag_values
+
+        return flag_values(words)
+
+    def preview(self, spec: JobSpec, folder: str, words: Sequence[str], *, asks: bool) -> tuple[str, str]:
+        from launcher.clusters.slurm.submission import sbatch_script, sbatch_test
+
+        if asks:
+            return sbatch_test(spec, folder, words), ""
+        script, command = sbatch_script(spec, folder, words)
+        return script.rstrip("\n"), f"# submitted by: {shlex.join(command)} SCRIPT"
+
+    def findings(self, spec: JobSpec | None, run: CommandRunner) -> Iterator[Finding]:
+        from launcher.clusters.slurm.findings import findings
+
+        return findings(spec, run)
+
+    def on_one_node(self, spec: JobSpec | None, findings: Sequence[Finding]) -> Sequence[str] | None:
+        from launcher.clusters.slurm.findings import step
+
+        checks = {row.check: row.status.word for row in findings}
+        return None if "slurm" in checks else step(spec, has_pmix=checks.get("pmix") == "ok")
+
     def cluster(self, spec: JobSpec, job_dir: Path) -> Cluster:
         from launcher.clusters.slurm.cluster import SlurmCluster
 
@@ -54,13 +84,14 @@ class SlurmScheduler:
     def place(self, env: Mapping[str, str]) -> JobPlace | None:
         if "SLURM_JOB_ID" not in env:
             return None
-        job = JobEnvironment.from_env(env)
+        job, gpus = JobEnvironment.from_env(env), env.get("SLURM_GPUS_ON_NODE", "")
         return JobPlace(
             job_id=job.reference,
             allocation=str(job.job_id),
             nodes=job.nodes,
             node=job.node,
             task=int(env.get("SLURM_PROCID", 0)),
+            gpus=int(gpus) if gpus.isdecimal() else 0,
         )
 
     def hand_back(self, env: Mapping[str, str], *, is_over: bool) -> None:

@@ -229,9 +229,7 @@ class SupervisedSlurmExecutor(SlurmExecutorBase):
         options = {name.replace("_", "-"): value for name, value in options.items()}
         options |= {name.replace("_", "-"): v for name, v in self.parameters["additional_parameters"].items()}
         before, after = (self.parameters.get(name) or () for name in ("setup", "teardown"))
-        return batch_script(
-            dict(sorted(options.items())), [*before, "export SUBMITIT_EXECUTOR=slurm", self.program, *after]
-        )
+        return batch_script(dict(sorted(options.items())), [*before, self.program, *after])
 
     @property
     def program(self) -> str:
@@ -336,7 +334,7 @@ class SupervisedSlurmExecutor(SlurmExecutorBase):
                 job.paths.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 job.paths.folder.chmod(0o700)
                 durable_write(job.paths.submission_file, script)
-                write_request(job.paths.folder, spec.to_json())
+                write_request(job.paths.folder, spec.to_json(), self.name())
         except OSError as error:
             raise LauncherError(
                 f"{jobs[0].paths.folder}: cannot be written ({error}); {_withdraw(submitted_id)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from talkers import heartbeat
 
 from launcher.connections.reports import Heartbeats
 from launcher.core.frozen import replace
@@ -49,15 +50,9 @@ class Attempt:
     def beat(self, *slowest: int | None, busy: bool = True) -> None:
         self._activity += busy
         for node, step in zip(NODES, slowest, strict=True):
-            state = {
-                "step": step,
-                "slowest": step,
-                "activity": self._activity,
-                "rank_ended": self.rank_ended,
-                "times": [],
-            }
+            state = {"activity": self._activity, "rank_ended": self.rank_ended}
             state["section"] = self.section if node == NODES[0] else "step"
-            self._heartbeats.add(node, {"attempt": self._number, "warm": True, **state})
+            self._heartbeats.add(node, heartbeat(attempt=self._number, step=step, slowest=step, **state))
         told = self._heartbeats.progress()
         if told is not None:
             self.hang = self.hang.enter(told.section, self.now_s).note(
