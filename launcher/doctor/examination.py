@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -63,12 +64,17 @@ def examine(spec: JobSpec | None, folder: Path, scheduler: Scheduler, runner: Co
         request["markers"] = [str(marker) for marker in markers.values()]
         has_pmix = any(row.check == "pmix" and row.status is Status.OK for row in findings)
         command = [*to_node, sys.executable, "-m", "launcher.doctor.node", json.dumps(request)]
-        findings += _on_node(command, markers, runner, expects_pmix=has_pmix, is_elsewhere=bool(to_node))
+        findings += _on_node(command, to_node, markers, runner, expects_pmix=has_pmix)
     return findings
 
 
 def _on_node(
-    command: list[str], markers: Mapping[str, Path], runner: CommandRunner, *, expects_pmix: bool, is_elsewhere: bool
+    command: list[str],
+    to_node: Sequence[str],
+    markers: Mapping[str, Path],
+    runner: CommandRunner,
+    *,
+    expects_pmix: bool,
 ) -> Iterator[Finding]:
     begun_s = time.time()
     try:
@@ -78,7 +84,7 @@ def _on_node(
         words = error.result.stderr if isinstance(error, CommandError) else str(error)
         reason = " ".join(words.split())[-300:] or str(error)
         unknown = Finding(check="node", status=Status.UNKNOWN, measured=reason, expected="a command on one node")
-        yield replace(unknown, advice="try again when a node is free") if is_elsewhere else unknown
+        yield replace(unknown, advice=f"try by hand: {shlex.join([*to_node, 'hostname'])}") if to_node else unknown
         return
     host = facts["host"]
     yield Finding(check="node", status=Status.OK, measured=f"{host}: a command ran in {done.seconds:.1f} s")
@@ -100,7 +106,7 @@ def _on_node(
     if ahead_s > CLOCK_S:
         row = replace(row, status=Status.WARNING, advice="chrony or another time server, here and on the nodes")
     yield row
-    if is_elsewhere:
+    if to_node:
         yield _rendezvous(host, facts["filter_refused"])
     yield from map(finding_of, facts["findings"])
 
