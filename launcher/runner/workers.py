@@ -62,7 +62,7 @@ class Workers:
             learned: the file for modules that the script loads by itself; see `launcher.runner.learned`.
         """
         while True:
-            # A script that asks submitit for its job must not find the supervisor's.
+            # A script that asks submitit for its job must not find the one from which this job was submitted.
             environment = {name: value for name, value in os.environ.items() if not name.startswith("SUBMITIT_")}
             environment |= {**variables, Variable.RUNNER_PID: str(os.getpid())}
             environment.setdefault("OMP_NUM_THREADS", "1")

@@ -24,6 +24,8 @@ from holdfast.base.processes import end_all, pids_with_environment
 from launcher.job.supervisor_process import Process
 from launcher.scheduler import SCHEDULERS
 
+pytestmark = pytest.mark.long(seconds=40)
+
 ROOT = Path(__file__).parents[2]
 ROW = '    "shelf": Registered("launcher.clusters.shelf.scheduler:ShelfScheduler", "the shelf"),\n'
 SCRIPT = """
