@@ -8,7 +8,6 @@ from typing import Any
 from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.faults import FaultKind
-from launcher.core.nodes import MAX_RETURNS
 from launcher.core.stop_reasons import StopReason
 from simulation.runner import BASE
 from simulation.said import Said
@@ -64,45 +63,18 @@ def _node_joined(said: Said, message: given.NodeJoined, its: Decided) -> Iterato
         if not (its.dismisses(node) and its.record("problem", node=node) and its.has(do.EndAllocation)):
             yield "nobody has asked for its allocation, and it goes on"
     elif node in said.out:
-        yield from _lost_joined(said, message, its) if allocation == BASE else ()
+        if its.record("node_back", node=node) is not None:
+            yield "it was out, and is back before the scheduler is asked whether it can be used"
     elif allocation == BASE or (node not in said.there and allocation not in said.leaving):
         if message.problem is not None:
             if not its.dismisses(node) or its.record("fault", node=node, reason=message.problem) is None:
                 yield "its problem is not recorded, or its runner stays"
         elif its.record("node_ready", node=node, warm=message.is_warm) is None and not its.dismisses(node):
             yield "it is not recorded that it is ready"
-        yield from _workers_joined(said, message, its)
-
-
-def _lost_joined(said: Said, message: given.NodeJoined, its: Decided) -> Iterator[str]:
-    """A node of the base that is out has connected again."""
-    node = message.node
-    if not said.out[node]:
-        if its.record("node_back", node=node):
-            yield "it was out for good, and is back"
-    elif its.has(do.AskUnusable) is its.dismisses(node):
-        yield "the scheduler is not asked whether it can be used, and its runner stays"
-    elif said.returns[node] >= MAX_RETURNS and its.has(do.AskUnusable):
-        yield "it has come back too often, and may come back again"
-
-
-def _workers_joined(said: Said, message: given.NodeJoined, its: Decided) -> Iterator[str]:
-    """A node has connected; it has the workers of this attempt, of another one, or none."""
-    node, kill = message.node, do.Order.KILL
-    if said.runs and node in said.nodes:
-        is_at_work = said.started and not said.is_ending and "fault" not in said.seen
-        if kill in said.orders and node not in said.lost and not its.sends(kill, node, said.number):
-            yield "it is not told again to end its workers"
-        elif message.attempt != said.number and is_at_work and its.record("fault", node=node) is None:
-            yield "it has lost its workers, and that is no fault"
-    elif message.attempt is not None and not its.dismisses(node) and not its.sends(kill, node, message.attempt):
-        yield "what it has of an earlier attempt is not ended"
-
-
-def _node_warm(said: Said, message: given.NodeWarm, its: Decided) -> Iterator[str]:
-    is_known = message.node in said.warm or message.node in said.out or said.leaving
-    if not is_known and its.record("node_ready", node=message.node, warm=True) is None:
-        yield "it is not recorded"
+        is_of_attempt = said.runs and node in said.nodes
+        is_ended = its.dismisses(node) or its.sends(do.Order.KILL, node)
+        if message.attempt is not None and not is_of_attempt and not is_ended:
+            yield "what it has of an earlier attempt is not ended"
 
 
 def _node_lost(said: Said, message: given.NodeLost, its: Decided) -> Iterator[str]:
@@ -137,16 +109,6 @@ def _isolation(said: Said, message: given.IsolationChanged, its: Decided) -> Ite
 # The attempt
 
 
-def _workers_started(said: Said, message: given.WorkersStarted, its: Decided) -> Iterator[str]:
-    is_complete = {*said.started, message.node}.issuperset(said.nodes)
-    is_over = said.is_ending or said.has_failed or said.is_cancelled or said.stop is not None or "fault" in said.seen
-    is_over = is_over or bool(said.asked[do.Purpose.AGENTS_FAILED])
-    is_due = is_complete and said.has_begun and not is_over and "workers_started" not in said.seen
-    is_recorded = its.record("workers_started") is not None
-    if is_recorded > is_complete or is_recorded < is_due:
-        yield "it is recorded that all run" if is_recorded else "all run, and that is not recorded"
-
-
 def _workers_killed(said: Said, message: given.WorkersKilled, its: Decided) -> Iterator[str]:
     if (message.left or message.held) and message.node not in said.out and not its.dismisses(message.node):
         yield "something of the attempt is left, and its runner stays"
@@ -166,14 +128,8 @@ def _committed(said: Said, message: given.Committed, its: Decided) -> Iterator[s
         yield "it is not recorded" if is_news else "it is recorded again"
 
 
-def _agents_rejoined(said: Said, message: given.AgentsRejoined, its: Decided) -> Iterator[str]:
-    is_news = said.is_awaited and message.generation == said.generation
-    if is_news and its.record("agents_back", generation=message.generation) is None:
-        yield "it is not recorded"
-
-
 def _reported(said: Said, message: given.Reported, its: Decided) -> Iterator[str]:
-    if its.record(message.event) is None and (message.event != "problem" or not said.is_awaited):
+    if its.record(message.event) is None and message.event != "problem":  # agents that make way miss each other
         yield "it is not recorded"
 
 
@@ -189,29 +145,15 @@ def _unusable(said: Said, message: given.UnusableAnswered, its: Decided) -> Iter
             yield f"runners of {sorted(started)} start, {sorted(missing)} are missing"
         if any(not its.dismisses(node) for node in message.unusable):
             yield "it is not out"
-    elif purpose is asked.RETURN:
-        for node in said.returning.intersection(message.asked):
-            is_refused = message.error is not None or node in message.unusable
-            is_back = its.record("node_back", node=node) is not None or its.sends(do.Order.KILL, node)
-            if its.dismisses(node) is not is_refused or is_back is is_refused:
-                yield f"{node} is refused, and comes back" if is_refused else f"{node} can be used, and is refused"
-    elif purpose is asked.AGENTS_FAILED and said.asked[purpose] and message.asked[: len(said.nodes)] == said.nodes:
-        is_open = not said.is_ending and "fault" not in said.seen
-        for node in {*message.unusable}.intersection((*said.nodes, *said.holders)) - said.lost:
-            if is_open and not its.has_fault(node, (FaultKind.AGENT_LOST, FaultKind.PREEMPTED)):
-                yield f"no agent can be started on {node}, and that is no fault"
 
 
 def _explained(said: Said, message: given.TerminationExplained, its: Decided) -> Iterator[str]:
-    is_asked, record = said.asked[do.AskWhyTerminated] > 0, its.record("stop_requested")
-    is_first = not said.is_cancelled and not said.is_explained and said.stop in OVERRIDE
-    if not is_asked and record is not None:
+    is_asked = said.asked[do.AskWhyTerminated] > 0
+    if not is_asked and its.record("stop_requested") is not None:
         yield "nobody has asked, and the job stops"
-    elif is_asked and message.why == StopReason.CANCEL and not said.is_cancelled:
-        if its.record("stop_requested", reason=message.why) is None:
-            yield "the job is not cancelled"
-    elif is_asked and is_first and record is None:
-        yield "the job does not stop"
+    is_new = message.why == StopReason.CANCEL and not said.is_cancelled
+    if is_asked and is_new and its.record("stop_requested", reason=StopReason.CANCEL) is None:
+        yield "the job is not cancelled"
 
 
 def _own_seen(said: Said, message: given.OwnCheckpointsSeen, its: Decided) -> Iterator[str]:
@@ -275,16 +217,13 @@ def _scale_asked(said: Said, message: given.ScaleAsked, its: Decided) -> Iterato
 
 EFFECTS: dict[type, Rule] = {
     given.NodeJoined: _node_joined,
-    given.NodeWarm: _node_warm,
     given.NodeLost: _node_lost,
     given.NodeBroken: _node_broken,
     given.IsolationChanged: _isolation,
-    given.WorkersStarted: _workers_started,
     given.WorkersKilled: _workers_killed,
     given.FirstStep: _once("first_step"),
     given.Restored: _once("restore"),
     given.Committed: _committed,
-    given.AgentsRejoined: _agents_rejoined,
     given.Reported: _reported,
     given.UnusableAnswered: _unusable,
     given.TerminationExplained: _explained,

@@ -44,6 +44,7 @@ IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what
 NOTICED_S = 20.0  # two looks at the boosters
 _END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
 _MOST_SERVED = 3  # commits of an attempt while others hold something for it
+STAYS_S = 60.0  # two looks at what is drained
 UNNOTICED_S = 3.5  # that agents are lost
 LATE_S = 150.0  # until a booster without runners, or with a broken node, is given back
 _SPIN = 200  # decisions in one instant
@@ -97,7 +98,6 @@ _KEEPS_RANKS = frozenset((
     "workers_hang", "workers_pause", "worker_ends_early", "booster_ends", "node_crashes", "slurmd_dies",
 ))  # fmt: skip
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
-_BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
 # After these nobody may be left to end boosters; then their scripts find that the base job has ended.
 _HIDES_BOOSTERS = frozenset((
     "slurm_silent", "supervisor_killed", "supervisor_freezes", "supervisor_node_freezes", "supervisor_node_crashes",
@@ -138,7 +138,7 @@ class Invariants:
         "_said",
         "_served",
         "_spins",
-        "_stayed",
+        "_stays_s",
         "_times",
         "_to_kill",
         "_trains",
@@ -168,7 +168,8 @@ class Invariants:
         self._times: dict[int, Times] = {}
         self._replayed: dict[int, Replayed] = {}
         self._trains: frozenset[str] = frozenset()
-        self._spins = self._served = self._stayed = 0
+        self._stays_s: float | None = None  # since when a drained node trains while a spare is free
+        self._spins = self._served = 0
         self._unusable: set[str] = set()
         self._overdue: dict[tuple[int, str], int] = {}  # looks at a booster that was to end, by term
         self._to_kill: set[tuple[str, int]] = set()
@@ -300,7 +301,7 @@ class Invariants:
         if name in ("resize", "holders_released"):
             self._check_agents(event)
         if name in ("attempt_start", "agents_lost", "agents_back", "resize", "stop_requested"):
-            self._served = self._stayed = 0
+            self._served, self._stays_s = 0, None
         elif name == "commit" and event["tier"] == "memory":
             self._check_holders()
             self._check_drained()
@@ -344,12 +345,21 @@ class Invariants:
         """A node that is drained is left while a spare is free."""
         world, driver = self._world, self._world.ruling()
         said = self._said.get(driver.term) if driver is not None else None
-        if said is None or said.stop is not None or world.kinds != {"node_drained"} or world.setup.boosters:
+        if (
+            said is None
+            or said.stop is not None
+            or world.kinds != {"node_drained"}
+            or world.setup.boosters
+            or world.setup.is_slow
+        ):
             return
         drained = {name for name, host in world.hosts.items() if host.is_drained}
-        free = said.warm.intersection(said.there) - drained.union(said.nodes, said.out)
-        self._stayed = self._stayed + 1 if free and drained.intersection(said.nodes) else 0
-        if self._stayed >= _MOST_SERVED:
+        free = said.there - drained.union(said.nodes, said.out)
+        if not free or drained.isdisjoint(said.nodes):
+            self._stays_s = None
+        elif self._stays_s is None:
+            self._stays_s = world.clock.now
+        elif world.clock.now - self._stays_s > STAYS_S:
             raise Violation("a node is left while a spare is free", f"{drained} are drained, and {free} are free")
 
     def _check_stop(self, event: dict[str, Any]) -> None:
@@ -372,12 +382,14 @@ class Invariants:
 
     def starts(self, driver: Driver, command: StartWorkers) -> None:
         """A supervisor starts an attempt."""
-        said = self._said[driver.term]
-        if driver.term in self._cancel_s or said.is_cancelled or said.stop is not None:
-            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {said.stop}")
         by = self._attempts.setdefault(command.attempt, driver.term)
         if by != driver.term:
             raise Violation("one attempt a number", f"attempt {command.attempt} was started in term {by} already")
+        said = self._said.get(driver.term)
+        if said is None:
+            return  # decisions are not checked
+        if driver.term in self._cancel_s or said.is_cancelled or said.stop is not None:
+            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {said.stop}")
         if driver is not self._world.folder.holders[-1]:
             return
         self._note_out(driver, said)
@@ -468,7 +480,9 @@ class Invariants:
             raise Violation("the base is never given up", f"{command.allocation} is ended")
 
     def gives_back(self, driver: Driver, command: GiveBack) -> None:
-        said, node = self._said[driver.term], command.node
+        said, node = self._said.get(driver.term), command.node
+        if said is None:
+            return
         if node in (*said.nodes, *said.holders) or node not in said.out or node not in driver.job.nodes:
             raise Violation("a node is given back once nobody needs it", f"{node}, and the attempt is on {said.nodes}")
 
@@ -478,10 +492,12 @@ class Invariants:
         return max((step for step, _ in self._committed), default=0)
 
     def ends(self, driver: Driver, command: EndJob) -> None:
-        said = self._said[driver.term]
         if driver.term in self._ended:
             raise Violation("nothing outlives the job", "EndJob twice")
         self._ended.add(driver.term)
+        said = self._said.get(driver.term)
+        if said is None:
+            return
         self._dismissed.update(node for node, is_lost in said.out.items() if not is_lost)
         total = self._world.setup.chunks * CHUNK_STEPS
         is_early = "worker_ends_early" in self._world.kinds

@@ -159,12 +159,10 @@ _ATTEMPT: tuple[Maker, ...] = (
 
 
 def _unusable(rng: random.Random, said: Said) -> Any:
-    if said.returning:
-        asked, purpose = (_one_of(rng, said.returning),), do.Purpose.RETURN
-    elif said.runs and (due := [each for each in _OF_AGENTS if said.asked[each]]):
+    asked: tuple[str, ...] = (_one_of(rng, said.out),)
+    purpose = do.Purpose.RETURN
+    if said.runs and (due := [each for each in _OF_AGENTS if said.asked[each]]):
         asked, purpose = (*said.nodes, *said.holders), due[0]
-    else:
-        return None
     chance = rng.random()
     unusable = {rng.choice(asked): "its slurmd does not answer"} if chance < 0.5 else {}
     error = "it does not answer" if chance > 0.8 else None

@@ -32,20 +32,16 @@ class Said:
     Attributes:
         number, nodes, holders, generation: of the attempt that began last; the last is that of its newest agents.
         runs, has_begun, is_ending: whether its end is not recorded; whether its workers were told to start; to end.
-        has_failed: whether some have failed.
         started, lost: its nodes whose workers run; those that are a fault of the attempt.
         seen, orders: the events and the orders about it; committed: the newest step recorded in each tier.
-        is_awaited: whether agents were started in place of lost ones and have not come up.
-        there, warm: nodes whose runners are connected; that have loaded torch.
+        there: nodes whose runners are connected.
         out: nodes that are out, and whether they are only lost; unprepared: those that the next start may have.
-        returning, returns: lost nodes that have connected again; how often each has.
         replaced: nodes that were replaced because attempts failed on them, since the last commit.
         boosters: those asked for, whose end is not recorded; of_boosters: the allocations of their nodes.
         leaving, ended: boosters that leave; that were ordered to end.
         asked: questions and requests without an answer, by kind.
         are_launched, has_launcher: whether runners are being started; whether their launcher acts on nodes.
-        unstarted: nodes that it could not reach.
-        stop, is_cancelled, is_explained: why ranks are to stop; whether the job was cancelled, a SIGTERM explained.
+        stop, is_cancelled: why ranks are to stop; whether the job was cancelled.
         scale, own_s, timer_s: the size that a user wants; the time of the newest own checkpoint; that of the timer.
         is_isolated, is_closing, is_over: whether most nodes are silent; whether the job is about to end; has ended.
     """
@@ -54,18 +50,15 @@ class Said:
         self.number, self.generation = -1, 0
         self.nodes: tuple[str, ...] = ()
         self.holders: tuple[str, ...] = ()
-        self.runs = self.has_begun = self.is_ending = self.has_failed = self.is_awaited = False
+        self.runs = self.has_begun = self.is_ending = False
         self.started: set[str] = set()
         self.lost: set[str] = set()
         self.seen: set[str] = set()
         self.orders: set[do.Order] = set()
         self.committed: dict[str, int] = {}
         self.there: set[str] = set()
-        self.warm: set[str] = set()
         self.out: dict[str, bool] = {}
         self.unprepared: set[str] = set()
-        self.returning: set[str] = set()
-        self.returns: Counter[str] = Counter()
         self.replaced: set[str] = set()
         self.boosters: set[str] = set()
         self.of_boosters: dict[str, str] = {}
@@ -73,9 +66,8 @@ class Said:
         self.ended: set[str] = set()
         self.asked: Counter[type | do.Purpose] = Counter()
         self.are_launched = self.has_launcher = False
-        self.unstarted: set[str] = set()
         self.stop: str | None = None
-        self.is_cancelled = self.is_explained = self.is_isolated = self.is_closing = self.is_over = False
+        self.is_cancelled = self.is_isolated = self.is_closing = self.is_over = False
         self.scale: int | None = None
         self.own_s: float | None = None
         self.timer_s: float | None = None
@@ -90,31 +82,19 @@ class Said:
 
     def _hear(self, message: given.Input) -> None:
         match message:
-            case given.NodeJoined(node=node) if self.out.get(node):
-                self.returning.add(node)
-                self.returns[node] += 1
             case given.NodeLost(node=node):
                 self._lose(node)
             case given.WorkersStarted(node=node, attempt=self.number):
                 self.started.add(node)
-            case given.WorkersEnded(ok=False, attempt=self.number):
-                self.has_failed = True
-            case given.AgentLost(generation=self.generation) | given.AgentsEnded(generation=self.generation):
-                self.is_awaited = False
             case given.IsolationChanged():
                 self.is_isolated = message.is_isolated
             case given.LaunchEnded():
-                self.unstarted.update(message.failed)
                 self.has_launcher = self.has_launcher and not message.has_ended
             case given.TimerFired():
                 self.timer_s = None
-            case given.TerminationExplained():
-                self.is_explained = True
             case given.UnusableAnswered():
                 self.asked[message.purpose] -= 1
-                if message.purpose is do.Purpose.AGAIN:  # all are started anew
-                    self.unstarted.clear()
-                    self.has_launcher = False
+                self.has_launcher = self.has_launcher and message.purpose is not do.Purpose.AGAIN
         if (question := _QUESTIONS.get(type(message))) is not None:
             self.asked[question] = max(0, self.asked[question] - 1)
 
@@ -132,9 +112,7 @@ class Said:
                     self._lose(node)
                     if node in self.out:
                         self.out[node] = False
-                case do.StartAgents():
-                    self.generation, self.is_awaited = command.generation, command.generation > 0
-                case do.AdoptAgents():
+                case do.StartAgents() | do.AdoptAgents():
                     self.generation = command.generation
                 case do.StartWorkers():
                     self.has_begun = True
@@ -164,7 +142,7 @@ class Said:
             case "takeover":
                 is_whole = "fault" not in self.seen and self.out.keys().isdisjoint(self.nodes)
                 self.runs = self.has_begun = self.runs and "workers_started" in self.seen and is_whole
-                self.there, self.warm = set(), set()
+                self.there = set()
             case "attempt_start":
                 self._begin_attempt(fields)
             case "attempt_end":
@@ -176,14 +154,10 @@ class Said:
                 self.replaced.clear()
             case "problem" if "a spare takes its place" in fields["what"]:
                 self.replaced.add(node)
-            case "agents_back":
-                self.is_awaited = False
             case "holders_released":
                 self.holders = ()
             case "node_ready":
                 self.there.add(node)
-                if fields.get("warm"):
-                    self.warm.add(node)
                 if allocation is not None:
                     self.of_boosters[node] = allocation
             case "node_out":
@@ -193,12 +167,10 @@ class Said:
                     self.unprepared.add(node)
             case "node_back":
                 self.out.pop(node, None)
-                self.returning.discard(node)
             case "booster_asked":
                 self.boosters.add(str(allocation))
             case "booster_leaving" | "booster_end" | "node_leaving" if allocation is not None:
                 self.leaving.add(allocation)
-                self.returning = {each for each in self.returning if self.of_boosters.get(each) != allocation}
                 if event == "booster_end":
                     self.boosters.discard(allocation)
             case "resize" | "node_leaving":
@@ -217,7 +189,7 @@ class Said:
     def _begin_anew(self) -> None:
         """The scheduler has started the job (again)."""
         self.boosters, self.leaving, self.of_boosters = set(), set(), {}
-        self.there, self.warm = set(), set()
+        self.there = set()
         self.out = {node: is_lost for node, is_lost in self.out.items() if node not in self.unprepared}
         self.unprepared, self.runs, self.stop, self.is_cancelled = set(), False, None, False
 
@@ -228,12 +200,11 @@ class Said:
             tuple(fields.get("holders", ())),
         )
         self.runs, self.generation = True, 0
-        self.has_begun = self.is_ending = self.has_failed = self.is_awaited = False
+        self.has_begun = self.is_ending = False
         self.started, self.lost, self.seen, self.orders, self.committed = set(), set(), set(), set(), {}
         if self.stop == StopReason.RESIZE:
             self.stop = None
 
     def _lose(self, node: str) -> None:
         self.there.discard(node)
-        self.returning.discard(node)
         self.holders = tuple(other for other in self.holders if other != node)

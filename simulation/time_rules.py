@@ -12,7 +12,7 @@ from launcher.core.liveness import CUT_OFF_S
 from simulation.said import Said
 
 _ENDS = ("kill", "release_agent", "finish_agent")
-_NEXT = ("ProbeFolder", "AskUnusable", "AskWhyTerminated", "backoff", "Requeue")
+_NEXT = ("ProbeFolder", "AskWhyTerminated", "ask again", "ask scheduler", "backoff", "Requeue")
 STOP_S = 15.0  # until all ranks have stopped at a step boundary
 # What begins, what ends it, and the longest time between them: where all nodes stay with the job, and otherwise.
 _LONGEST: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
