@@ -17,7 +17,7 @@ from launcher.core.recovery import MAX_DELAY_S
 from launcher.core.stages import SCHEDULER_TIMEOUT_S
 from launcher.core.stop_reasons import StopReason
 from launcher.core.teardown import AGENT_FLUSH_S, KILL_CONFIRM_S, RECONNECT_S
-from simulation.effect_rules import EFFECTS, OVERRIDE, Decided
+from simulation.effect_rules import EFFECTS, Decided
 from simulation.said import Said
 from simulation.violation import Violation
 
@@ -87,6 +87,7 @@ def _effects(said: Said, message: given.Input, its: Decided) -> Iterator[str]:
 
 
 def _what_is_recorded(said: Said, event: str, fields: Any, its: Decided) -> Iterator[str]:
+    is_requeued = its.has(do.Requeue) or said.asked[do.Requeue] or said.is_cancelled
     is_departure = event == "node_leaving" and fields.get("attempt") is not None
     for kind in _DONE.get("resize" if is_departure else event, ()):
         if not its.has(kind):
@@ -104,19 +105,7 @@ def _what_is_recorded(said: Said, event: str, fields: Any, its: Decided) -> Iter
             yield "agents that are given up are not ended"
     elif event == "resize" and said.is_ending:
         yield "the attempt is ending"
-    elif event == "stop_requested" and fields["reason"] != StopReason.CANCEL and not fields.get("detail"):
-        yield from _stop(said, fields["reason"], its)
-
-
-def _stop(said: Said, reason: str, its: Decided) -> Iterator[str]:
-    """All ranks are told to stop, unless the attempt ends already."""
-    is_at_work = said.runs and said.started.issuperset(said.nodes) and said.stop in OVERRIDE
-    is_ending = said.is_ending or "fault" in said.seen or its.record("fault") is not None
-    is_told = any(its.sends(order) for order in (do.Order.STOP, do.Order.KILL, *_OF_AGENTS))
-    if is_at_work and not is_ending and not is_told:
-        yield "ranks are not told"
-    is_requeued = its.has(do.Requeue) or said.asked[do.Requeue] or said.is_cancelled
-    if reason == StopReason.BATCH_SCRIPT_LOST and not is_requeued:
+    elif event == "stop_requested" and fields["reason"] == StopReason.BATCH_SCRIPT_LOST and not is_requeued:
         yield "the job is not requeued at once"
 
 

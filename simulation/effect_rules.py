@@ -12,7 +12,6 @@ from launcher.core.stop_reasons import StopReason
 from simulation.runner import BASE
 from simulation.said import Said
 
-OVERRIDE = (None, StopReason.RESIZE, StopReason.HALT)  # stops that another reason replaces
 _LOST = (FaultKind.NODE_LOST, FaultKind.PREEMPTED)
 
 
@@ -156,12 +155,6 @@ def _explained(said: Said, message: given.TerminationExplained, its: Decided) ->
         yield "the job is not cancelled"
 
 
-def _own_seen(said: Said, message: given.OwnCheckpointsSeen, its: Decided) -> Iterator[str]:
-    is_news = said.own_s is None or message.modified_s > said.own_s
-    if (its.record("own_checkpoint", file=message.file) is not None) is not is_news:
-        yield "it is not recorded" if is_news else "it is recorded again"
-
-
 # Boosters and users
 
 
@@ -199,7 +192,7 @@ def _terminated(said: Said, message: given.Terminated, its: Decided) -> Iterator
 
 
 def _time_warned(said: Said, message: given.TimeWarned, its: Decided) -> Iterator[str]:
-    if not (said.asked[do.AskTimeLeft] or said.stop not in OVERRIDE or its.has(do.AskTimeLeft)):
+    if said.stop is None and not said.asked[do.AskTimeLeft] and not its.has(do.AskTimeLeft):
         yield "the scheduler is not asked for the time left"
 
 
@@ -227,7 +220,6 @@ EFFECTS: dict[type, Rule] = {
     given.Reported: _reported,
     given.UnusableAnswered: _unusable,
     given.TerminationExplained: _explained,
-    given.OwnCheckpointsSeen: _own_seen,
     given.AllocationAsked: _allocation_asked,
     given.AllocationsSeen: _allocations_seen,
     given.Terminated: _terminated,

@@ -53,7 +53,7 @@ class Probes:
         if self._left > 0 or said.is_over:
             return
         self._left = EVERY
-        makers = (_NODES, _ATTEMPT if said.runs and said.has_begun and not said.is_ending else _NODES, _ANSWERS)
+        makers = (_NODES, _ATTEMPT if said.runs and not (said.is_ending or said.asked[do.Settle]) else _NODES, _ANSWERS)
         message = self._rng.choice(self._rng.choice(makers))(self._rng, said)
         if message is None:
             return
@@ -197,7 +197,7 @@ _ANSWERS: tuple[Maker, ...] = (
     _if_asked(do.AskTimeLeft, lambda rng, said: given.TimeLeftAnswered(left_s=rng.choice((None, 30.0, 250.0, 5000.0)))),
     _if_asked(do.ProbeFolder, lambda rng, said: given.FolderProbed(error=rng.choice((None, "no space left")))),
     _if_asked(do.Settle, lambda rng, said: given.EventsWritten()),
-    lambda rng, said: given.OwnCheckpointsSeen(file="own-9", modified_s=(said.own_s or 0.0) + rng.randrange(2)),
+    lambda rng, said: given.OwnCheckpointsSeen(file="own-9", modified_s=2e9 * rng.randrange(2)),
     lambda rng, said: given.TimeWarned(),
     lambda rng, said: given.CancelAsked(),
     lambda rng, said: given.TimerFired() if said.timer_s is not None else None,

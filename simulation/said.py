@@ -31,7 +31,7 @@ class Said:
 
     Attributes:
         number, nodes, holders, generation: of the attempt that began last; the last is that of its newest agents.
-        runs, has_begun, is_ending: whether its end is not recorded; whether its workers were told to start; to end.
+        runs: whether its end is not recorded.
         started, lost: its nodes whose workers run; those that are a fault of the attempt.
         seen, orders: the events and the orders about it; committed: the newest step recorded in each tier.
         there: nodes whose runners are connected.
@@ -42,7 +42,7 @@ class Said:
         asked: questions and requests without an answer, by kind.
         are_launched, has_launcher: whether runners are being started; whether their launcher acts on nodes.
         stop, is_cancelled: why ranks are to stop; whether the job was cancelled.
-        scale, own_s, timer_s: the size that a user wants; the time of the newest own checkpoint; that of the timer.
+        scale, timer_s: the size that a user wants; the time of the timer.
         is_isolated, is_closing, is_over: whether most nodes are silent; whether the job is about to end; has ended.
     """
 
@@ -50,30 +50,28 @@ class Said:
         self.number, self.generation = -1, 0
         self.nodes: tuple[str, ...] = ()
         self.holders: tuple[str, ...] = ()
-        self.runs = self.has_begun = self.is_ending = False
-        self.started: set[str] = set()
-        self.lost: set[str] = set()
-        self.seen: set[str] = set()
+        self.runs = False
+        self.started, self.lost, self.seen = set[str](), set[str](), set[str]()
         self.orders: set[do.Order] = set()
         self.committed: dict[str, int] = {}
-        self.there: set[str] = set()
+        self.there, self.unprepared, self.replaced = set[str](), set[str](), set[str]()
         self.out: dict[str, bool] = {}
-        self.unprepared: set[str] = set()
-        self.replaced: set[str] = set()
-        self.boosters: set[str] = set()
+        self.boosters, self.leaving, self.ended = set[str](), set[str](), set[str]()
         self.of_boosters: dict[str, str] = {}
-        self.leaving: set[str] = set()
-        self.ended: set[str] = set()
         self.asked: Counter[type | do.Purpose] = Counter()
         self.are_launched = self.has_launcher = False
         self.stop: str | None = None
         self.is_cancelled = self.is_isolated = self.is_closing = self.is_over = False
         self.scale: int | None = None
-        self.own_s: float | None = None
         self.timer_s: float | None = None
         for event in past:
             self._record(event["event"], event)
         self._say(todo)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the processes of the attempt are being ended."""
+        return not self.orders.isdisjoint(_ENDS)
 
     def take(self, message: given.Input, todo: Iterable[do.Command]) -> None:
         """Takes a decision."""
@@ -107,15 +105,12 @@ class Said:
                     self.timer_s = command.at_s
                 case do.Send(attempt=self.number):
                     self.orders.add(command.order)
-                    self.is_ending = self.is_ending or command.order in _ENDS
                 case do.Dismiss(node=node) if command.allocation == self.of_boosters.get(node, ""):
                     self._lose(node)
                     if node in self.out:
                         self.out[node] = False
                 case do.StartAgents() | do.AdoptAgents():
                     self.generation = command.generation
-                case do.StartWorkers():
-                    self.has_begun = True
                 case do.StartRunners():
                     self.has_launcher = self.are_launched = True
                 case do.ReleaseRunners():
@@ -141,7 +136,7 @@ class Said:
                 self.scale = None
             case "takeover":
                 is_whole = "fault" not in self.seen and self.out.keys().isdisjoint(self.nodes)
-                self.runs = self.has_begun = self.runs and "workers_started" in self.seen and is_whole
+                self.runs = self.runs and "workers_started" in self.seen and is_whole
                 self.there = set()
             case "attempt_start":
                 self._begin_attempt(fields)
@@ -181,8 +176,6 @@ class Said:
                 self.stop = fields["reason"]
             case "scale_requested":
                 self.scale = fields.get("nodes")
-            case "own_checkpoint":
-                self.own_s = fields["modified"]
         if fields.get("attempt") == self.number:
             self.seen.add(event)
 
@@ -194,13 +187,8 @@ class Said:
         self.unprepared, self.runs, self.stop, self.is_cancelled = set(), False, None, False
 
     def _begin_attempt(self, fields: Mapping[str, Any]) -> None:
-        self.number, self.nodes, self.holders = (
-            fields["attempt"],
-            tuple(fields["nodes"]),
-            tuple(fields.get("holders", ())),
-        )
-        self.runs, self.generation = True, 0
-        self.has_begun = self.is_ending = False
+        self.number, self.generation, self.runs = fields["attempt"], 0, True
+        self.nodes, self.holders = tuple(fields["nodes"]), tuple(fields.get("holders", ()))
         self.started, self.lost, self.seen, self.orders, self.committed = set(), set(), set(), set(), {}
         if self.stop == StopReason.RESIZE:
             self.stop = None

@@ -20,6 +20,7 @@ _LONGEST: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
     ("FolderProbed", ("attempt_start", "fault", "Requeue"), 10.5, float("inf")),
     ("attempt_start", ("StartWorkers", "kill"), 0.5, 0.5),
     ("StartWorkers", ("workers_started", *_ENDS, "ask agents_failed"), 45.0, 45.0),  # agents may be late, perhaps twice
+    ("stop_requested", ("stop", "attempt_end", "ProbeFolder", *_ENDS), 1.1, 1.1),
     ("stop", _ENDS, None, STOP_S),
     ("resize", ("stop", *_ENDS), 0.5, 0.5),
     ("dump", ("fault", "problem", *_ENDS), 12.5, 12.5),
@@ -61,6 +62,8 @@ def _name(said: Said, thing: Any) -> str:
     match thing:
         case do.Send() if not said.runs or said.number != thing.attempt or do.Order.KILL in said.orders:
             return ""  # to a node that has connected again
+        case do.Record(event="stop_requested") if said.is_ending:
+            return ""
         case given.WorkersEnded(ok=False, attempt=said.number) if _is_at_work(said):
             return "failed"
         case do.Record():
