@@ -21,7 +21,6 @@
     effect_rules  the events and commands that follow from each kind of input
     time_rules   the longest times between commands, events and inputs
     successor    a replay of the events gives the state
-    probes       inputs that are only tried, at any moment of a run
     shrink       the fewest faults that still fail
     costs        what a job comes to; single_faults: what each fault costs in a quiet job
     state_machine  the page of the core's stages and phases, from these faults' runs
@@ -31,6 +30,6 @@
 Everything follows from the schedule. There is no asyncio, no thread and no real time. Heartbeats are not simulated one
 by one: what they tell is computed when something changes.
 
-The rules (invariants, *_rules, said, probes) know commands, events, inputs, outcomes, times and the simulated world.
+The rules (invariants, *_rules, said) know commands, events, inputs, outcomes, times and the simulated world.
 They see nothing of the core's state.
 """

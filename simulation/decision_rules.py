@@ -1,7 +1,6 @@
 """What each decision of a supervisor must keep to: its commands and events, by what it had said and was told before.
 
-A rule gives what is wrong, in words. It knows nothing of how the core keeps its state. So rules also hold for inputs
-that are only tried (`probes`).
+A rule gives what is wrong, in words. It knows nothing of how the core keeps its state.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ABOUT_AGENTS = (do.Purpose.LATE_AGENTS, do.Purpose.AGENTS_FAILED)
 
 
 def check_decision(said: Said, message: given.Input, todo: tuple[do.Command, ...], now_s: float) -> None:
-    """Checks a decision that is taken, or only tried.
+    """Checks a decision.
 
     Args:
         said: what was said and told before it.
@@ -93,7 +92,7 @@ def _what_is_recorded(said: Said, event: str, fields: Any, its: Decided) -> Iter
         if not its.has(kind):
             yield f"no {kind.__name__}"
     if event == "node_out" and not fields.get("lost") and not its.dismisses(fields["node"]):
-        yield "its runner stays"
+        yield "its runner is not dismissed"
     elif event == "attempt_start" and said.has_launcher and not its.has(do.ReleaseRunners):
         yield "the runners' launcher may still end its runners"
     elif event == "problem" and fields["what"].startswith("runners are started again: "):

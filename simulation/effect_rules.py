@@ -60,20 +60,20 @@ def _node_joined(said: Said, message: given.NodeJoined, its: Decided) -> Iterato
     node, allocation = message.node, message.allocation or BASE
     if allocation != BASE and allocation not in said.boosters:
         if not (its.dismisses(node) and its.record("problem", node=node) and its.has(do.EndAllocation)):
-            yield "nobody has asked for its allocation, and it goes on"
+            yield "its allocation was not requested, and is not ended"
     elif node in said.out:
         if its.record("node_back", node=node) is not None:
             yield "it was out, and is back before the scheduler is asked whether it can be used"
     elif allocation == BASE or (node not in said.there and allocation not in said.leaving):
         if message.problem is not None:
             if not its.dismisses(node) or its.record("fault", node=node, reason=message.problem) is None:
-                yield "its problem is not recorded, or its runner stays"
+                yield "the problem of the node is not recorded, or its runner is not dismissed"
         elif its.record("node_ready", node=node, warm=message.is_warm) is None and not its.dismisses(node):
-            yield "it is not recorded that it is ready"
+            yield "no event says that the node is ready"
         is_of_attempt = said.runs and node in said.nodes
         is_ended = its.dismisses(node) or its.sends(do.Order.KILL, node)
         if message.attempt is not None and not is_of_attempt and not is_ended:
-            yield "what it has of an earlier attempt is not ended"
+            yield "the workers of an earlier attempt are not ended"
 
 
 def _node_lost(said: Said, message: given.NodeLost, its: Decided) -> Iterator[str]:
@@ -81,10 +81,10 @@ def _node_lost(said: Said, message: given.NodeLost, its: Decided) -> Iterator[st
     is_held = not said.is_ending and not {"restore", "fault"} & said.seen and not said.asked[do.Purpose.AGENTS_FAILED]
     is_needed = node in said.nodes or (node in said.holders and is_held)
     if said.runs and is_needed and node not in said.lost and not its.has_fault(node, _LOST):
-        yield "the attempt needs it, and that is no fault"
+        yield "the attempt needs the node, and no fault is recorded"
     is_expected = said.are_launched or said.leaving or node in said.out
     if not is_expected and its.record("node_out", node=node, lost=True) is None:
-        yield "it is not recorded that it is out"
+        yield "no event says that the node is out"
 
 
 def _node_broken(said: Said, message: given.NodeBroken, its: Decided) -> Iterator[str]:
@@ -93,9 +93,9 @@ def _node_broken(said: Said, message: given.NodeBroken, its: Decided) -> Iterato
     if node in said.out:
         return
     if its.record("node_out", node=node) is None:
-        yield "it is not recorded that it is out"
+        yield "no event says that the node is out"
     if said.runs and node in said.nodes and node not in said.lost and not its.has_fault(node, (kind,)):
-        yield "the attempt needs it, and that is no fault"
+        yield "the attempt needs the node, and no fault is recorded"
 
 
 def _isolation(said: Said, message: given.IsolationChanged, its: Decided) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _isolation(said: Said, message: given.IsolationChanged, its: Decided) -> Ite
 
 def _workers_killed(said: Said, message: given.WorkersKilled, its: Decided) -> Iterator[str]:
     if (message.left or message.held) and message.node not in said.out and not its.dismisses(message.node):
-        yield "something of the attempt is left, and its runner stays"
+        yield "the node still has something of the attempt, and its runner is not dismissed"
 
 
 def _once(event: str) -> Rule:
@@ -143,13 +143,13 @@ def _unusable(said: Said, message: given.UnusableAnswered, its: Decided) -> Iter
         if purpose is asked.START and started != missing:
             yield f"runners of {sorted(started)} start, {sorted(missing)} are missing"
         if any(not its.dismisses(node) for node in message.unusable):
-            yield "it is not out"
+            yield "an unusable node is not dismissed"
 
 
 def _explained(said: Said, message: given.TerminationExplained, its: Decided) -> Iterator[str]:
     is_asked = said.asked[do.AskWhyTerminated] > 0
-    if not is_asked and its.record("stop_requested") is not None:
-        yield "nobody has asked, and the job stops"
+    if not is_asked and its.record("stop_requested", reason=message.why) is not None:
+        yield "the job stops for an answer to no question"
     is_new = message.why == StopReason.CANCEL and not said.is_cancelled
     if is_asked and is_new and its.record("stop_requested", reason=StopReason.CANCEL) is None:
         yield "the job is not cancelled"
@@ -163,7 +163,7 @@ def _allocation_asked(said: Said, message: given.AllocationAsked, its: Decided) 
     if name not in said.boosters:
         return
     if (its.record("booster_submitted", allocation=name, job_id=message.job_id) is not None) is is_refused:
-        yield "it is recorded that the scheduler has it" if is_refused else "the scheduler's id is not recorded"
+        yield "an event says that the scheduler has it" if is_refused else "the booster's job id is not recorded"
     is_unwanted = is_refused is not (name in said.ended) and name not in said.of_boosters.values()
     if is_unwanted and do.EndAllocation(allocation=name) not in its.todo:
         yield "the scheduler may have it, and it is not ended"
@@ -188,7 +188,7 @@ def _terminated(said: Said, message: given.Terminated, its: Decided) -> Iterator
         if allocation not in said.leaving and not its.leaves(allocation):
             yield "its booster does not leave"
     elif not (said.asked[do.AskWhyTerminated] or said.is_cancelled or its.has(do.AskWhyTerminated)):
-        yield "its reason is not asked for"
+        yield "the scheduler is not asked why"
 
 
 def _time_warned(said: Said, message: given.TimeWarned, its: Decided) -> Iterator[str]:

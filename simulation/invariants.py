@@ -22,7 +22,6 @@ from launcher.core.inputs import AllocationsSeen, AllocationState, Requeued
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import check_decision
 from simulation.event_rules import EventRules
-from simulation.probes import Probes
 from simulation.said import Said
 from simulation.successor import Replayed
 from simulation.time_rules import Times
@@ -131,7 +130,6 @@ class Invariants:
         "_obeyed_terms",
         "_out_at",
         "_overdue",
-        "_probes",
         "_replayed",
         "_requeued",
         "_rules",
@@ -152,7 +150,6 @@ class Invariants:
         setup = world.setup
         most = setup.max_without_progress + setup.nodes + setup.spares  # each node may be replaced as a suspect
         self._rules = EventRules(setup.sizes, most if setup.has_checkpoint and not setup.names_own else None)
-        self._probes = Probes(world.decide, setup.seed)
         self._attempts: dict[int, int] = {}  # number -> the term that started it
         self._committed: list[tuple[int, tuple[str, ...]]] = []
         self._dismissed: set[str] = set()  # nodes told to remove their memory, before a run of the job ended
@@ -226,7 +223,6 @@ class Invariants:
             if type(message) is AllocationsSeen:
                 self._check_ends(driver, said, message)
                 self._check_use(driver, said)
-        self._probes.try_one(driver.state, said, self._replayed[driver.term], driver.now_s)
 
     def _check_times(self, driver: Driver, said: Said, message: Any, todo: Any) -> None:
         """Nothing waits longer than it must where nothing stands against it."""

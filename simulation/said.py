@@ -30,7 +30,7 @@ class Said:
         todo: the commands of its first decision.
 
     Attributes:
-        number, nodes, holders, generation: of the attempt that began last; the last is that of its newest agents.
+        number, nodes, holders: of the attempt that began last; the number is -1 before the first.
         runs: whether its end is not recorded.
         started, lost: its nodes whose workers run; those that are a fault of the attempt.
         seen, orders: the events and the orders about it; committed: the newest step recorded in each tier.
@@ -47,7 +47,7 @@ class Said:
     """
 
     def __init__(self, past: Iterable[Mapping[str, Any]], todo: Iterable[do.Command]) -> None:
-        self.number, self.generation = -1, 0
+        self.number = -1
         self.nodes: tuple[str, ...] = ()
         self.holders: tuple[str, ...] = ()
         self.runs = False
@@ -109,8 +109,6 @@ class Said:
                     self._lose(node)
                     if node in self.out:
                         self.out[node] = False
-                case do.StartAgents() | do.AdoptAgents():
-                    self.generation = command.generation
                 case do.StartRunners():
                     self.has_launcher = self.are_launched = True
                 case do.ReleaseRunners():
@@ -187,7 +185,7 @@ class Said:
         self.unprepared, self.runs, self.stop, self.is_cancelled = set(), False, None, False
 
     def _begin_attempt(self, fields: Mapping[str, Any]) -> None:
-        self.number, self.generation, self.runs = fields["attempt"], 0, True
+        self.number, self.runs = fields["attempt"], True
         self.nodes, self.holders = tuple(fields["nodes"]), tuple(fields.get("holders", ()))
         self.started, self.lost, self.seen, self.orders, self.committed = set(), set(), set(), set(), {}
         if self.stop == StopReason.RESIZE:

@@ -26,7 +26,7 @@ class Replayed:
     def __init__(self, events: Iterable[dict[str, Any]], setup: Setup) -> None:
         self._history = replay(events, History(has_checkpoint=setup.has_checkpoint))
 
-    def check(self, state: State, todo: Iterable[Command], *, is_tried: bool = False) -> None:
+    def check(self, state: State, todo: Iterable[Command]) -> None:
         """Takes the state after a decision, and the decision's events.
 
         Raises:
@@ -38,5 +38,4 @@ class Replayed:
                 history = apply(history, {"time": command.time_s, "event": command.event, **command.fields})
         if history is not state.history and history != state.history:
             raise Violation("replay gives the state", f"{history} differs from {state.history}")
-        if not is_tried:
-            self._history = state.history  # equal: what does not change is the same object next time
+        self._history = state.history  # equal: what does not change is the same object next time
