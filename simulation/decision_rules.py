@@ -156,7 +156,7 @@ def _check_timer(said: Said, message: given.Input, its: Decided, now_s: float) -
         if wait_s is None or (timer_s is not None and timer_s <= now_s + wait_s + _GROWN_S):
             continue
         is_again = type(command) is do.Send and (said.is_ending or len(command.nodes) == 1)
-        if not is_again:  # else an order to a node that has connected again
+        if not is_again and not said.asked[do.AskWhyTerminated]:  # `is_again`: to a node that has connected again
             raise Violation("every wait has its deadline", f"{command} at {now_s}, and the timer is at {timer_s}")
 
 

@@ -214,7 +214,8 @@ class Invariants:
                 if driver.term in self._cancel_s:
                     raise Violation("cancel always wins", "a requeue after the cancel")
         said.take(message, todo)
-        if said.is_cancelled and not said.is_closing and Order.FINISH_AGENT not in said.orders:
+        is_decided = said.runs and said.is_ending and "fault" not in said.seen  # how the attempt ends
+        if said.is_cancelled and not said.is_closing and not is_decided:
             self._cancel_s.setdefault(driver.term, now_s)
         if any(type(command) is Record and command.event == "attempt_start" for command in todo):
             self._note_out(driver, said)
@@ -341,13 +342,8 @@ class Invariants:
         """A node that is drained is left while a spare is free."""
         world, driver = self._world, self._world.ruling()
         said = self._said.get(driver.term) if driver is not None else None
-        if (
-            said is None
-            or said.stop is not None
-            or world.kinds != {"node_drained"}
-            or world.setup.boosters
-            or world.setup.is_slow
-        ):
+        is_told = not (world.setup.is_local or world.setup.is_slow or world.setup.boosters)
+        if said is None or said.stop is not None or world.kinds != {"node_drained"} or not is_told:
             return
         drained = {name for name, host in world.hosts.items() if host.is_drained}
         free = said.there - drained.union(said.nodes, said.out)
