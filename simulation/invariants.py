@@ -213,10 +213,11 @@ class Invariants:
                     raise Violation("at most one requeue per start", "asked again after it was granted")
                 if driver.term in self._cancel_s:
                     raise Violation("cancel always wins", "a requeue after the cancel")
+        was_cancelled = said.is_cancelled
         said.take(message, todo)
         is_decided = said.runs and said.is_ending and "fault" not in said.seen  # how the attempt ends
-        if said.is_cancelled and not said.is_closing and not is_decided:
-            self._cancel_s.setdefault(driver.term, now_s)
+        if said.is_cancelled and not (was_cancelled or said.is_closing or is_decided):
+            self._cancel_s[driver.term] = now_s
         if any(type(command) is Record and command.event == "attempt_start" for command in todo):
             self._note_out(driver, said)
         if self._world.setup.boosters:
