@@ -16,15 +16,11 @@
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
-    decision_rules  what each decision of one supervisor must keep to
-    command_rules  does a decision do what it records, and give the orders and questions of its stage
-    choice_rules  which nodes an attempt has, how many, and who serves what they restore
-    waits        every wait has its deadline
-    input_rules  the events and commands that follow from each kind of input; attempt_rules: of the attempt;
-                 answer_rules: of answers
-    decided      one decision, as these rules look at it
-    probes       inputs that are only tried, in the states of a run
-    successor    what a supervisor that took over would know
+    said         what one supervisor has said and was told
+    decision_rules  does a decision do what it records, reach its nodes, and set a deadline to what it waits for
+    effect_rules  the events and commands that follow from each kind of input
+    time_rules   the longest times between commands, events and inputs
+    successor    a replay of the events gives the state
     shrink       the fewest faults that still fail
     costs        what a job comes to; single_faults: what each fault costs in a quiet job
     state_machine  the page of the core's stages and phases, from these faults' runs
@@ -33,4 +29,7 @@
 
 Everything follows from the schedule. There is no asyncio, no thread and no real time. Heartbeats are not simulated one
 by one: what they tell is computed when something changes.
+
+The rules (invariants, *_rules, said) know commands, events, inputs, outcomes, times and the simulated world.
+They see nothing of the core's state.
 """

@@ -10,7 +10,6 @@ from simulation.runner import Runner
 from simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from simulation.driver import Driver
     from simulation.host import Host
     from simulation.world import World
 
@@ -181,9 +180,8 @@ class Boosters:
     def running(self) -> list[BoosterJob]:
         return [job for job in self.jobs.values() if job.state is AllocationState.RUNNING]
 
-    def seen(self, driver: Driver) -> AllocationsSeen:
+    def seen(self, known: set[str]) -> AllocationsSeen:
         """The answer to a supervisor's question: all that are there, and those that it knows and does not ask for."""
-        known = {each.allocation for each in driver.state.boosters} - driver.asking
         jobs = [job for job in self.jobs.values() if job.id in known or job.state is not AllocationState.ENDED]
         states = dict.fromkeys(known, AllocationState.ENDED) | {job.id: job.seen for job in jobs}
         return AllocationsSeen(

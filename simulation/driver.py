@@ -190,7 +190,11 @@ class Driver:
             self.world.clock.after(LOOK_S, self._look_at_boosters)
             is_any = bool(self.world.boosters.jobs or self.state.boosters)
             if is_any and self.is_awake and self.world.slurm.is_answering:
-                self.world.slurm.ask(self, lambda error: self.world.boosters.seen(self))
+                self.world.slurm.ask(self, lambda error: self._boosters_seen())
+
+    def _boosters_seen(self) -> given.AllocationsSeen:
+        known = {each.allocation for each in self.state.boosters}
+        return self.world.boosters.seen(known - self.asking)
 
     def _make_job(self, is_take_over: bool, predecessor: str | None, is_silent: bool) -> JobFacts:
         world, setup = self.world, self.world.setup

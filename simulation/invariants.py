@@ -5,47 +5,26 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from launcher.core.boosters import is_asking
-from launcher.core.choice import allowed
 from launcher.core.commands import (
     AdoptAgents,
     AskAllocation,
     EndAllocation,
     EndJob,
     GiveBack,
-    LetGo,
     Order,
     Record,
     Requeue,
     Send,
-    SetTimer,
     StartWorkers,
 )
-from launcher.core.faults import LOSSES_S
 from launcher.core.hang import FLOOR_S
-from launcher.core.inputs import (
-    AllocationsSeen,
-    AllocationState,
-    CancelAsked,
-    IsolationChanged,
-    NodeWarm,
-    Reported,
-    Requeued,
-    ScaleAsked,
-    TerminationExplained,
-    TimerFired,
-)
-from launcher.core.liveness import CUT_OFF_S
-from launcher.core.members import Phase, is_usable
-from launcher.core.replay import History, apply
-from launcher.core.stages import TRAINED_GRACE_S
-from launcher.core.state import AgentPhase, AttemptPhase, BoosterPhase, Requests, RequeuePhase, Stage, State
-from launcher.core.stop_reasons import StopReason
+from launcher.core.inputs import AllocationsSeen, AllocationState, Requeued
 from launcher.core.teardown import AGENT_FLUSH_S
-from simulation.decision_rules import DecisionRules
+from simulation.decision_rules import check_decision
 from simulation.event_rules import EventRules
-from simulation.probes import Probes
-from simulation.successor import differences
+from simulation.said import Said
+from simulation.successor import Replayed
+from simulation.time_rules import Times
 from simulation.training import CHUNK_STEPS
 from simulation.violation import Violation
 
@@ -59,15 +38,12 @@ if TYPE_CHECKING:
 CANCEL_S = 60.0
 EXPLAINED_S = 1.0  # a SIGTERM, from Slurm to its explanation
 FLUSH_S = 500.0
-LEAVING_S = 90.0
 SLOW_S = 60.0  # where processes start slowly, from an attempt's start to its first step
 IDLE_S = 60.0  # a booster's way from its start to the next attempt, beside what the job file says
 NOTICED_S = 20.0  # two looks at the boosters
 _END_LOOKS = 8  # at a booster that was ordered to end: it has KillWait
 _MOST_SERVED = 3  # commits of an attempt while others hold something for it
-_AT_WORK = (
-    AttemptPhase.RECORDING, AttemptPhase.RETURNING, AttemptPhase.STARTING, AttemptPhase.TRAINING, AttemptPhase.JUDGING,
-)  # fmt: skip
+STAYS_S = 60.0  # two looks at what is drained
 UNNOTICED_S = 3.5  # that agents are lost
 LATE_S = 150.0  # until a booster without runners, or with a broken node, is given back
 _SPIN = 200  # decisions in one instant
@@ -120,31 +96,7 @@ _KEEPS_NODES = frozenset((
 _KEEPS_RANKS = frozenset((
     "workers_hang", "workers_pause", "worker_ends_early", "booster_ends", "node_crashes", "slurmd_dies",
 ))  # fmt: skip
-_LONGEST_S: dict[Stage | AttemptPhase, float] = {
-    Stage.ASKING: CUT_OFF_S + 2.0,  # the supervisor's node may be cut off, as it reaches no other one
-    Stage.PROBING: 0.5,
-    Stage.DECIDING: 3 * LOSSES_S,  # each loss may be followed by another
-    Stage.CONFIRMING: 1.0,
-    Stage.CLOSING: 0.5,
-    Stage.REQUEUEING: 1.0,
-    Stage.BACKING_OFF: 60.5,
-    AttemptPhase.RECORDING: 0.5,
-    AttemptPhase.RETURNING: 40.0,  # RETURN_S after a runner, 20 s of silence of most nodes, and RETURN_S after that
-    AttemptPhase.STARTING: 45.0,  # agents that are late, while most nodes are silent, perhaps twice
-    AttemptPhase.JUDGING: 12.5,
-    AttemptPhase.FINDING_CAUSE: 0.6,
-    AttemptPhase.EXPLAINING: 1.0,
-    AttemptPhase.RELEASING: 30.0,  # agents may be coming up
-    AttemptPhase.KILLING: 30.0,  # most nodes may be silent
-}
-_LONGEST_WITH_ALL_S: dict[Stage | AttemptPhase, float] = {
-    Stage.ASKING: 1.0,
-    Stage.GATHERING: 10.5,
-    AttemptPhase.KILLING: 1.0,
-}
-STOP_S = 15.0  # until all ranks have stopped at a step boundary
 _STOPS = frozenset(("halt", "preempted", "requeue_by_admin", "time_warned"))
-_BREAKS = frozenset(("link_breaks", "links_break", "worker_fails", "agent_dies", "halt", "time_warned"))
 # After these nobody may be left to end boosters; then their scripts find that the base job has ended.
 _HIDES_BOOSTERS = frozenset((
     "slurm_silent", "supervisor_killed", "supervisor_freezes", "supervisor_node_freezes", "supervisor_node_crashes",
@@ -167,28 +119,25 @@ class Invariants:
     """Looks at one run."""
 
     __slots__ = (
-        "_asks_requeue",
         "_attempts",
         "_cancel_s",
         "_changed_s",
         "_committed",
-        "_decisions",
         "_dismissed",
         "_ended",
         "_fault_s",
-        "_history",
         "_instant",
-        "_leaving",
         "_obeyed_terms",
         "_out_at",
         "_overdue",
-        "_probes",
+        "_replayed",
         "_requeued",
         "_rules",
-        "_scaled_s",
+        "_said",
         "_served",
-        "_since_s",
         "_spins",
+        "_stays_s",
+        "_times",
         "_to_kill",
         "_trains",
         "_unusable",
@@ -201,24 +150,22 @@ class Invariants:
         setup = world.setup
         most = setup.max_without_progress + setup.nodes + setup.spares  # each node may be replaced as a suspect
         self._rules = EventRules(setup.sizes, most if setup.has_checkpoint and not setup.names_own else None)
-        self._probes = Probes(world.decide, setup.seed)
         self._attempts: dict[int, int] = {}  # number -> the term that started it
         self._committed: list[tuple[int, tuple[str, ...]]] = []
         self._dismissed: set[str] = set()  # nodes told to remove their memory, before a run of the job ended
-        self._history: dict[int, History] = {}  # of each term
         self._written_s = 0.0
         self._fault_s: float | None = None
         self._ended: set[int] = set()  # terms
         self._requeued: set[int] = set()
-        self._leaving: dict[str, float] = {}  # since when
-        self._asks_requeue: set[int] = set()  # terms
         self._cancel_s: dict[int, float] = {}
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
-        self._scaled_s = self._changed_s = 0.0  # when another size was asked for, and an attempt began
-        self._decisions: dict[int, DecisionRules] = {}  # of each term
-        self._since_s: dict[type, float] = {}  # since when the job has been in its stage, its attempt in its phase
+        self._changed_s = 0.0  # when another size was asked for, or an attempt began
+        self._said: dict[int, Said] = {}  # of each term
+        self._times: dict[int, Times] = {}
+        self._replayed: dict[int, Replayed] = {}
         self._trains: frozenset[str] = frozenset()
+        self._stays_s: float | None = None  # since when a drained node trains while a spare is free
         self._spins = self._served = 0
         self._unusable: set[str] = set()
         self._overdue: dict[tuple[int, str], int] = {}  # looks at a booster that was to end, by term
@@ -226,236 +173,92 @@ class Invariants:
         self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out, or awaited in vain, as an attempt began
 
     def began(self, driver: Driver, todo: Any) -> None:
-        world = self._world
-        self._history[driver.term] = world.replayed()
-        self._decisions[driver.term] = DecisionRules(todo)
-        self._since_s = dict.fromkeys((Stage, AttemptPhase), world.clock.now)
+        self._said[driver.term] = said = Said(driver.log, todo)
+        self._times[driver.term] = Times()
+        self._replayed[driver.term] = replayed = Replayed(self._world.folder.events, self._world.setup)
+        replayed.check(driver.state, todo)
         self._check_records(driver, todo)
-        self._check_members(driver)
-        state = driver.state
-        if state.requests.stop == StopReason.RESIZE and not state.resize.is_written:
-            raise Violation("what was begun is carried on", "the resize of the supervisor before is not")
-        if state.stage is Stage.ATTEMPT and state.agents.lost_s is not None:
-            running = self._history[driver.term].running_attempt
-            if running is not None and not running.agents_lost:
-                raise Violation("a successor knows the state", "no agents were lost by the events")
-        for node, why in state.history.out.items():
-            if node in state.members and state.members[node].is_lost and not (driver.job.is_take_over and why.is_lost):
-                raise Violation("a node that is out stays out", f"{node} may come back: {why}")
-        names = [event["event"] for event in driver.log]
-        if names[-1:] == ["job_end"]:
-            self._check_anew(self._history[driver.term])
-        goes_on = driver.state.stage is Stage.ATTEMPT and driver.job.has_checkpoint
-        if goes_on and not any(type(command) is AdoptAgents for command in todo):
+        if said.runs and driver.job.has_checkpoint and not any(type(command) is AdoptAgents for command in todo):
             raise Violation("nobody's agents are forgotten", f"term {driver.term} goes on without those that are there")
 
     def runs_again(self) -> None:
         """The job is submitted again in its folder."""
         self._rules.runs_again()
 
-    def decided(self, driver: Driver, before: Any, message: Any, todo: Any) -> None:
+    def decided(self, driver: Driver, message: Any, todo: Any) -> None:
         if not self._world.checks:
             return
-        now_s = self._world.clock.now
+        now_s, said = self._world.clock.now, self._said[driver.term]
         if now_s == self._instant:
             self._spins += 1
             if self._spins > _SPIN:
                 raise Violation("no spinning", f"{_SPIN} decisions at {now_s:.3f} s")
         else:
             self._instant, self._spins = now_s, 0
-        state = driver.state
-        if before.stage is Stage.ENDED and todo:
-            raise Violation("nothing outlives the job", f"commands after EndJob: {todo}")
-        self._decisions[driver.term].check(before, message, state, todo, driver.now_s)
-        if state.members is not before.members:
-            self._check_members(driver)
-        if state.history is not before.history:
-            self._check_records(driver, todo)
-        has_begun = state.history.next_attempt != before.history.next_attempt
-        if has_begun and state.attempt is not None and driver is self._world.folder.holders[-1]:
-            given_up = state.history.gains.suspects - frozenset(state.attempt.nodes)  # attempts failed there repeatedly
-            self._out_at[state.attempt.number] = frozenset(state.members.out()) | given_up
-        if type(message) is IsolationChanged and before.stage is not Stage.ENDED:
-            lets_go = any(type(command) is LetGo for command in todo)
-            if lets_go is not message.is_isolated:
-                raise Violation("who is cut off lets go", f"{message}: {todo}")
-        if type(message) is Requeued:
-            self._asks_requeue.discard(driver.term)
-            if message.error is None:
-                self._requeued.add(driver.term)
+        check_decision(said, message, todo, driver.now_s)
+        self._replayed[driver.term].check(driver.state, todo)
+        self._check_records(driver, todo)
+        self._check_times(driver, said, message, todo)
+        if said.is_over:
+            return
+        if type(message) is Requeued and message.error is None:
+            self._requeued.add(driver.term)
         for command in todo:
-            kind = type(command)
-            if kind is SetTimer:
-                if command.at_s is not None and command.at_s < driver.now_s - 100.0:
-                    raise Violation("no spinning", f"a timer {driver.now_s - command.at_s:.0f} s in the past")
-            elif kind is Record:
-                self._check_record(driver, before, command)
-            elif kind is Send:
-                if command.order is Order.KILL:
-                    self._to_kill.update((node, command.attempt) for node in command.nodes)
-            elif kind is Requeue:
-                if driver.term in self._asks_requeue:
+            if type(command) is Send and command.order is Order.KILL:
+                self._to_kill.update((node, command.attempt) for node in command.nodes)
+            elif type(command) is Requeue:
+                if said.asked[Requeue] and type(message) is not Requeued:
                     raise Violation("at most one requeue per start", "asked again before the answer")
-                self._asks_requeue.add(driver.term)
                 if driver.term in self._requeued:
                     raise Violation("at most one requeue per start", "asked again after it was granted")
                 if driver.term in self._cancel_s:
                     raise Violation("cancel always wins", "a requeue after the cancel")
-        if type(message) is CancelAsked or (type(message) is TerminationExplained and message.why == "cancel"):
-            is_done = before.attempt is not None and before.attempt.outcome == "done"
-            if before.stage not in (Stage.CLOSING, Stage.REQUEUEING, Stage.ENDED) and not is_done:
-                self._cancel_s.setdefault(driver.term, now_s)
-        self._check_durations(driver, before)
-        if type(message) in (Reported, ScaleAsked, NodeWarm):
-            self._check_heard(driver, before, message, todo)
+        was_cancelled = said.is_cancelled
+        said.take(message, todo)
+        is_decided = said.runs and said.is_ending and "fault" not in said.seen  # how the attempt ends
+        if said.is_cancelled and not (was_cancelled or said.is_closing or is_decided):
+            self._cancel_s[driver.term] = now_s
+        if any(type(command) is Record and command.event == "attempt_start" for command in todo):
+            self._note_out(driver, said)
         if self._world.setup.boosters:
-            self._check_boosters(driver, before)
+            self._check_boosters(driver, said)
             if type(message) is AllocationsSeen:
-                self._check_ends(driver, message)
-                self._check_use(driver)
-        if type(message) is TimerFired and state.timer_s is not None and not todo and state == before:
-            raise Violation("no lost timer", f"the timer fired, and none is set before {state.timer_s}")
-        set_s = next((command.at_s for command in reversed(todo) if type(command) is SetTimer), None)
-        is_set = any(type(command) is SetTimer for command in todo)
-        expected_s = set_s if is_set else None if type(message) is TimerFired else before.timer_s
-        if state.timer_s != expected_s:
-            raise Violation("no lost timer", "the state's timer differs from the driver's")
-        self._probes.try_one(state, driver.now_s)
+                self._check_ends(driver, said, message)
+                self._check_use(driver, said)
 
-    def _check_anew(self, history: History) -> None:
-        """A later run in the folder of one that has ended."""
-        gains = history.gains
-        row = (gains.counted, gains.restarts, dict(gains.repeats), dict(gains.failed_on), gains.error, history.hangs)
-        if history.scale is not None or any(row) or history.out:
-            raise Violation("a later run begins anew", f"scale {history.scale}, {history.out}, row of failures {row}")
-
-    def _check_durations(self, driver: Driver, before: State) -> None:
+    def _check_times(self, driver: Driver, said: Said, message: Any, todo: Any) -> None:
         """Nothing waits longer than it must where nothing stands against it."""
-        state, world, now_s = driver.state, self._world, self._world.clock.now
-        of, now = before.attempt, state.attempt
-        ended: list[Stage | AttemptPhase] = []
-        if state.stage is not before.stage:
-            ended.append(before.stage)
-        if now is not None and (of is None or now.phase is not of.phase or now.number != of.number):
-            ended += [of.phase] if of is not None else []
-            self._since_s[AttemptPhase] = self._since_s[AttemptPhase] if of is not None else now_s
-        for each in ended:
-            lasted_s = now_s - self._since_s[type(each)]
-            self._since_s[type(each)] = now_s
-            if world.setup.is_slow or world.kinds - _QUICK:
+        world = self._world
+        is_heeded = world.setup.heeds_stop and world.setup.has_checkpoint and not world.kinds & _KEEPS_RANKS
+        for what, is_long_with_all, is_long in self._times[driver.term].ended(said, message, todo, world.clock.now):
+            if world.setup.is_slow or world.kinds - _QUICK or ("from stop" in what and not is_heeded):
                 continue
-            if lasted_s > _LONGEST_S.get(each, lasted_s):
-                raise Violation("nothing waits for nothing", f"{each} lasts {lasted_s:.1f} s")
-            if not world.kinds - _KEEPS_NODES and lasted_s > _LONGEST_WITH_ALL_S.get(each, lasted_s):
-                raise Violation("nothing waits for nothing", f"{each} lasts {lasted_s:.1f} s, and all nodes are there")
-            is_stop = each is AttemptPhase.TRAINING and before.requests.stop is not None
-            if is_stop and world.setup.heeds_stop and world.setup.has_checkpoint and not world.kinds & _KEEPS_RANKS:
-                lasted_s = min(lasted_s, driver.now_s - before.requests.stop_s)
-                if lasted_s > STOP_S:
-                    raise Violation("nothing waits for nothing", f"ranks stop after {lasted_s:.1f} s")
+            if is_long or (is_long_with_all and not world.kinds - _KEEPS_NODES):
+                raise Violation("nothing waits for nothing", what)
 
-    def _check_record(self, driver: Driver, before: State, command: Record) -> None:
-        """What is decided is decided in time."""
-        state, attempt, fields = driver.state, before.attempt, command.fields
-        if command.event == "resize" and (attempt is None or attempt.phase not in _AT_WORK):
-            raise Violation("an attempt that ends is left alone", f"{dict(fields)} in {attempt and attempt.phase}")
-        is_lost = command.event == "stop_requested" and fields["reason"] == StopReason.BATCH_SCRIPT_LOST
-        if is_lost and state.requeue is RequeuePhase.NONE and not state.requests.is_cancelled:
-            raise Violation("a lost batch script is requeued at once", f"{dict(fields)}")
-
-    def _check_heard(self, driver: Driver, before: State, message: Any, todo: Any) -> None:
-        """What is only to be recorded is, and a wish for another size."""
-        if before.stage is Stage.ENDED:
-            return
-        if type(message) is ScaleAsked:
-            size = allowed(driver.job, message.nodes)
-            if driver.state.history.scale != size:
-                raise Violation("what is asked is known", f"{size} nodes: {driver.state.history.scale} are wanted")
-            self._scaled_s = self._world.clock.now
-            return
-        if type(message) is NodeWarm:
-            member = before.members.table.get(message.node)
-            is_news = member is not None and is_usable(member) and not member.is_warm
-            if is_news and not any(type(each) is Record and each.event == "node_ready" for each in todo):
-                raise Violation("what nodes report is recorded", f"{message}: {todo}")
-            return
-        attempt = before.attempt
-        if attempt is None or attempt.number != message.attempt or not attempt.is_running:
-            return
-        if message.node not in before.members:
-            return
-        makes_way = message.event == "problem" and before.agents.phase is AgentPhase.MAKING_WAY  # they miss each other
-        is_recorded = any(type(each) is Record and each.event == message.event for each in todo)
-        if is_recorded is makes_way:
-            raise Violation("what nodes report is recorded", f"{message}: {todo}")
-
-    def _check_boosters(self, driver: Driver, before: State) -> None:
-        """As many as are wanted are there, in the queue, asked for, or about to be."""
-        state, setup, now_s = driver.state, self._world.setup, driver.now_s
-        known = [each for each in state.boosters if each.phase is not BoosterPhase.LEAVING]
-        of_base = [each for each in state.members.table.values() if each.allocation == "job" and is_usable(each)]
-        in_place_of_base = max(0, setup.nodes - len(of_base))  # a base that lacks nodes asks for more boosters
-        if len(known) > setup.boosters + in_place_of_base + 1:
+    def _check_boosters(self, driver: Driver, said: Said) -> None:
+        """Not more than are wanted are asked for, or there."""
+        known, setup = said.boosters - said.leaving, self._world.setup
+        missing = sum(node not in said.there for node in driver.job.nodes)  # a base that lacks nodes asks for more
+        if len(known) > setup.boosters + missing + 1:
             raise Violation("as many boosters as are wanted", f"{len(known)} of {setup.boosters}")
-        attempt = state.attempt
-        is_quiet = attempt is not None and attempt.phase is AttemptPhase.TRAINING and not attempt.is_decisive
-        if (
-            len(known) < setup.boosters
-            and is_quiet
-            and state.stage is Stage.ATTEMPT
-            and not is_asking(state)
-            and now_s > state.asking.ask_s + 1.0
-            and state.history.scale is None
-            and not (setup.is_local or state.time_limit.is_ending)
-            and state.requests == Requests()
-        ):
-            raise Violation(
-                "as many boosters as are wanted", f"{len(known)} of {setup.boosters}, and none is asked for"
-            )
-        if state.boosters is before.boosters and state.members is before.members:
-            return
-        for booster in state.boosters:
-            for node in booster.nodes:
-                if node not in state.members or state.members[node].allocation != booster.allocation:
-                    raise Violation("one allocation a member", f"{node} of {booster.allocation}")
 
-    def _check_ends(self, driver: Driver, seen: AllocationsSeen) -> None:
+    def _check_ends(self, driver: Driver, said: Said, seen: AllocationsSeen) -> None:
         """A booster that was ordered to end does, also where the first order was lost."""
-        for booster in driver.state.boosters:
-            key = (driver.term, booster.allocation)
-            is_there = seen.states.get(booster.allocation) is not AllocationState.ENDED
-            self._overdue[key] = self._overdue.get(key, 0) + 1 if booster.is_end_sent and is_there else 0
-            if self._overdue[key] > _END_LOOKS:
-                raise Violation("an order to end a booster is heard", f"{booster.allocation} is still there")
-
-    def _check_members(self, driver: Driver) -> None:
-        members = driver.state.members
-        counted = dict.fromkeys(Phase, 0)
-        for _, member in members.table.items():
-            counted[member.phase] += 1
-        leaving = {node for node, member in members.table.items() if member.phase is Phase.RETURNING}
-        now_s = self._world.clock.now
-        self._leaving = {node: self._leaving.get(node, now_s) for node in leaving} if leaving else {}
-        if counted != dict(members.counts):
-            raise Violation("one phase a member", f"counts {members.counts} differ from the table's {counted}")
+        for name in said.boosters & said.ended:
+            is_there = seen.states.get(name) is not AllocationState.ENDED
+            self._overdue[driver.term, name] = self._overdue.get((driver.term, name), 0) + 1 if is_there else 0
+            if self._overdue[driver.term, name] > _END_LOOKS:
+                raise Violation("an order to end a booster is heard", f"{name} is still there")
 
     def _check_records(self, driver: Driver, todo: Any) -> None:
-        history = self._history[driver.term]
+        if driver is not self._world.folder.holders[-1]:
+            return  # nothing is written
         for command in todo:
-            if type(command) is Record:
-                event = {"time": command.time_s, "event": command.event, **command.fields}
-                history = apply(history, event)
-                if driver is not self._world.folder.holders[-1]:
-                    continue  # it is not written
-                if command.event == "node_out":
-                    self._check_out(command.fields["node"], command.fields.get("reason") or "")
-                elif command.event == "fault":
-                    self._check_fault(driver, command.fields)
-        if history != driver.state.history:
-            raise Violation("replay gives the state", f"{history} differs from {driver.state.history}")
-        for difference in differences(driver.state):
-            raise Violation("a successor knows the state", difference)
-        self._history[driver.term] = driver.state.history  # equal: what does not change is the same object next time
+            if type(command) is Record and command.event == "node_out":
+                self._check_out(command.fields["node"], command.fields.get("reason") or "")
+            elif type(command) is Record and command.event == "fault":
+                self._check_fault(driver, command.fields)
 
     def _check_out(self, node: str, reason: str) -> None:
         world = self._world
@@ -496,12 +299,15 @@ class Invariants:
         if name in ("resize", "holders_released"):
             self._check_agents(event)
         if name in ("attempt_start", "agents_lost", "agents_back", "resize", "stop_requested"):
-            self._served = 0
+            self._served, self._stays_s = 0, None
         elif name == "commit" and event["tier"] == "memory":
             self._check_holders()
+            self._check_drained()
         if name == "attempt_start":
             self.trains_on(event["nodes"])
             self._world.count_rung(event["rung"])
+        elif name == "scale_requested":
+            self._changed_s = self._world.clock.now
         elif name == "fault" and self._fault_s is None:
             self._fault_s = self._world.clock.now
         elif name == "first_step" and self._fault_s is not None:
@@ -526,12 +332,28 @@ class Invariants:
     def _check_holders(self) -> None:
         """Nodes that hold what nobody needs any more are let go."""
         driver = self._world.ruling()
-        if driver is None or driver.state is None or not driver.state.holders or driver.state.requests.stop is not None:
+        said = self._said.get(driver.term) if driver is not None else None
+        if said is None or not said.there.intersection(said.holders) or said.stop is not None:
             return
         self._served += 1
         if self._served >= _MOST_SERVED:
-            held = f"{driver.state.holders} hold what nobody needs after {self._served} commits"
-            raise Violation("holders are let go", held)
+            raise Violation("holders are let go", f"{said.holders} hold what nobody needs after {self._served} commits")
+
+    def _check_drained(self) -> None:
+        """A node that is drained is left while a spare is free."""
+        world, driver = self._world, self._world.ruling()
+        said = self._said.get(driver.term) if driver is not None else None
+        is_told = not (world.setup.is_local or world.setup.is_slow or world.setup.boosters)
+        if said is None or said.stop is not None or world.kinds != {"node_drained"} or not is_told:
+            return
+        drained = {name for name, host in world.hosts.items() if host.is_drained}
+        free = said.there - drained.union(said.nodes, said.out)
+        if not free or drained.isdisjoint(said.nodes):
+            self._stays_s = None
+        elif self._stays_s is None:
+            self._stays_s = world.clock.now
+        elif world.clock.now - self._stays_s > STAYS_S:
+            raise Violation("a node is left while a spare is free", f"{drained} are drained, and {free} are free")
 
     def _check_stop(self, event: dict[str, Any]) -> None:
         world = self._world
@@ -553,35 +375,33 @@ class Invariants:
 
     def starts(self, driver: Driver, command: StartWorkers) -> None:
         """A supervisor starts an attempt."""
-        asked = driver.state.requests
-        if driver.term in self._cancel_s or asked.stop is not None or asked.is_cancelled:
-            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {asked}")
         by = self._attempts.setdefault(command.attempt, driver.term)
         if by != driver.term:
             raise Violation("one attempt a number", f"attempt {command.attempt} was started in term {by} already")
-        holders = self._world.folder.holders
-        if driver is not holders[-1]:
+        said = self._said.get(driver.term)
+        if said is None:
+            return  # decisions are not checked
+        if driver.term in self._cancel_s or said.is_cancelled or said.stop is not None:
+            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {said.stop}")
+        if driver is not self._world.folder.holders[-1]:
             return
-        members = driver.state.members
-        gone = {*self._out_at.get(command.attempt, ()), *members.out()}
-        gone.update(name for name in self._world.hosts if name not in members)
-        full_s = driver.state.full_s
-        if full_s is not None and driver.now_s - full_s >= TRAINED_GRACE_S:
-            gone.update(name for name, member in members.table.items() if member.phase is Phase.JOINING)
-        self._out_at[command.attempt] = frozenset(gone)
+        self._note_out(driver, said)
         for name, host in self._world.hosts.items():
-            runner = host.runner
+            runner, link = host.runner, driver.links.links.get(name)
             if runner is None or runner.attempt in (None, command.attempt) or not runner.has_workers:
                 continue
-            link = driver.links.links.get(name)
-            if link is None or link.runner is not runner or name not in members:
+            if link is None or link.runner is not runner or name not in said.there:
                 continue
-            if name in command.nodes or (name, runner.attempt) in self._to_kill:
-                continue
-            if members[name].phase not in (Phase.OUT, Phase.RETURNING):
+            if name not in command.nodes and (name, runner.attempt) not in self._to_kill:
                 raise Violation(
                     "one attempt at a time", f"{name} still has attempt {runner.attempt} as {command.attempt} starts"
                 )
+
+    def _note_out(self, driver: Driver, said: Said) -> None:
+        """Notes which nodes this attempt cannot have, or waited for in vain."""
+        gone = {*self._out_at.get(said.number, ()), *said.out, *said.replaced.difference(said.nodes)}
+        gone.update(name for name in self._world.hosts if name not in said.there)
+        self._out_at[said.number] = frozenset(gone)
 
     def obeyed(self, runner: Runner, driver: Driver) -> None:
         if driver.term < runner.term:
@@ -595,8 +415,8 @@ class Invariants:
     def kills_agents(self, group: AgentGroup) -> None:
         """A supervisor ends agents: not while they write the result of a job that is done."""
         driver, now_s = group.launcher, self._world.clock.now
-        attempt = driver.state.attempt if driver is not None and driver.state is not None else None
-        if attempt is None or attempt.outcome != "done" or driver.state.requests.is_cancelled:
+        said = self._said.get(driver.term) if driver is not None else None
+        if said is None or Order.FINISH_AGENT not in said.orders or said.is_cancelled or said.stop is not None:
             return
         since_s = group.ordered_s if group.released_s is None else group.released_s
         if group.ordered_s is not None and now_s - group.ordered_s > AGENT_FLUSH_S - 1.0:
@@ -625,7 +445,6 @@ class Invariants:
         if (step or 0) >= newest or (len(nodes) < len(layout) and not world_is_elastic(self._world)):
             return
         world = self._world
-        driver = world.ruling()
         out = self._out_at.get(number, frozenset())
         gone = [
             name
@@ -636,8 +455,6 @@ class Invariants:
             or newest not in world.hosts[name].memory
             or not world.hosts[name].is_up
         ]
-        suspects = driver.state.history.gains.suspects if driver is not None and driver.state is not None else ()
-        gone += [name for name in layout if name not in gone and name not in nodes and name in suspects]
         if len(gone) <= losses_survived(layout):
             raise Violation(
                 "no committed step is given up",
@@ -656,10 +473,11 @@ class Invariants:
             raise Violation("the base is never given up", f"{command.allocation} is ended")
 
     def gives_back(self, driver: Driver, command: GiveBack) -> None:
-        state, node = driver.state, command.node
-        serves = node in state.holders or (state.attempt is not None and node in state.attempt.nodes)
-        if serves or state.members[node].phase is not Phase.OUT or node not in state.job.nodes:
-            raise Violation("a node is given back once nobody needs it", f"{node}: {state.members[node]}")
+        said, node = self._said.get(driver.term), command.node
+        if said is None:
+            return
+        if node in (*said.nodes, *said.holders) or node not in said.out or node not in driver.job.nodes:
+            raise Violation("a node is given back once nobody needs it", f"{node}, and the attempt is on {said.nodes}")
 
     @property
     def newest_step(self) -> int:
@@ -667,14 +485,13 @@ class Invariants:
         return max((step for step, _ in self._committed), default=0)
 
     def ends(self, driver: Driver, command: EndJob) -> None:
-        for node, since_s in self._leaving.items():
-            if self._world.clock.now - since_s > LEAVING_S and self._world.kinds <= _BREAKS:
-                raise Violation("a node that is back is judged", f"{node} is leaving since {since_s:.0f} s")
         if driver.term in self._ended:
             raise Violation("nothing outlives the job", "EndJob twice")
         self._ended.add(driver.term)
-        members = driver.state.members.table
-        self._dismissed.update(name for name, each in members.items() if each.phase is Phase.OUT and not each.is_lost)
+        said = self._said.get(driver.term)
+        if said is None:
+            return
+        self._dismissed.update(node for node, is_lost in said.out.items() if not is_lost)
         total = self._world.setup.chunks * CHUNK_STEPS
         is_early = "worker_ends_early" in self._world.kinds
         is_told = self._world.setup.has_checkpoint
@@ -703,7 +520,7 @@ class Invariants:
         is_limit = world.setup.limit_s and command.outcome in of_limits
         if command.outcome in _DRAMATIC and not world.kinds and not is_limit:
             raise Violation("a true outcome", f"{command.outcome}: {command.reason}, and no fault was injected")
-        if command.outcome == "stopped" and driver.state.requests.stop is None and driver.state.requeue.value != "done":
+        if command.outcome == "stopped" and said.stop is None and driver.term not in self._requeued:
             raise Violation("a true outcome", f"stopped, and neither requeued nor asked: {command.reason}")
 
     def _check_given_up(self, outcome: str) -> None:
@@ -749,7 +566,7 @@ class Invariants:
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 
-    def _check_use(self, driver: Driver) -> None:
+    def _check_use(self, driver: Driver, said: Said) -> None:
         """A booster that was there for long trains, or was sent away."""
         world = self._world
         if world.kinds - _HARMLESS_TO_BOOSTERS - _OF_A_NODE or world.setup.skips or not world.setup.heeds_stop:
@@ -762,9 +579,9 @@ class Invariants:
         if world.setup.is_slow:
             patience_s += SLOW_S
         running = world.boosters.running()
-        changed_s = max(self._changed_s, self._scaled_s, *(job.since_s or 0.0 for job in running), 0.0)
+        changed_s = max(self._changed_s, *(job.since_s or 0.0 for job in running), 0.0)
         there = driver.job.base_size + sum(len(job.hosts) for job in running)
-        most = allowed(driver.job, min(driver.state.history.scale or world.setup.sizes[0], there))
+        most = next((size for size in world.setup.sizes if size <= min(said.scale or there, there)), 0)
         if world.clock.now - changed_s < patience_s or len(self._trains) >= most:
             return  # a spare of the base may stand in the place of a booster's node
         for job in running:

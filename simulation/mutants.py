@@ -29,7 +29,6 @@ MODULES = (
 )  # fmt: skip
 TESTS = CORE.parents[1] / "tests"
 FIRST_SEED = 1_000_000
-PROBES_EVERY = 2  # decisions; more often than in the tests, because a mutant has fewer schedules
 
 
 def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -133,12 +132,11 @@ def _run_mutant(folder: str, schedules: int) -> int:
     sys.path.insert(0, str(TESTS / "test_simulation"))
     from test_kept_seeds import KEPT  # the core is imported with it
 
-    from simulation import campaign, probes
+    from simulation import campaign
     from simulation.schedule import draw
     from simulation.single_faults import FAULTS
 
     campaign.LONGEST_S = 5.0
-    probes.EVERY = PROBES_EVERY
     drawn = (draw(seed) for seed in range(FIRST_SEED, FIRST_SEED + schedules))
     for number, (schedule, cost) in enumerate(
         chain(FAULTS.values(), ((each, None) for each in chain(KEPT.values(), drawn))), 1

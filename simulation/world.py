@@ -249,7 +249,7 @@ class World:
             for command in todo:
                 self._count(type(command).__name__)
             self._count_moments(before, driver.state)
-        self.invariants.decided(driver, before, message, todo)
+        self.invariants.decided(driver, message, todo)
 
     def ends(self, outcome: str, reason: str) -> None:
         if self.outcome is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from launcher import core
 from launcher.core import departure
 from launcher.core.commands import Order, Record, Send, SetTimer, Settle
-from launcher.core.inputs import CancelAsked, NodeLost, TerminationExplained
+from launcher.core.inputs import CancelAsked, TerminationExplained
 from simulation.campaign import run_one, run_seeds
 from simulation.injection import INJECT
 from simulation.schedule import KINDS, Fault, Schedule, Setup, draw
@@ -42,22 +41,13 @@ def deaf_to(kind: type) -> Decide:
     return decide
 
 
-def _renumbers_attempts(state: Any, given: Any, now_s: float) -> Any:
-    state, todo = core.decide(state, given, now_s)
-    members = state.members
-    if type(given) is NodeLost:
-        state = replace(state, members=type(members)(members.table, dict.fromkeys(members.counts, 0)))
-    return state, todo
-
-
 BROKEN = {
-    "loses its timers": (without(SetTimer), "no lost timer"),
+    "loses its timers": (without(SetTimer), "every wait has its deadline"),
     "kills no workers": (without(Send, lambda command: command.order is Order.KILL), "out for a true reason"),
     "records nothing lost": (without(Record, lambda command: command.event == "node_out"), "replay gives the state"),
-    "never settles": (without(Settle), "as many answers as questions"),
+    "never settles": (without(Settle), "what is recorded is done"),
     "ignores a cancel": (deaf_to(CancelAsked), "what is reported has its effect"),
     "ignores what a SIGTERM means": (deaf_to(TerminationExplained), "what is reported has its effect"),
-    "miscounts its members": (_renumbers_attempts, "one phase a member"),
 }
 
 
