@@ -16,7 +16,7 @@
     injection    the faults by kind
     invariants   what must be true at every step, and at the end
     event_rules  what must be true of the events in the file
-    said         what one supervisor has said and was told
+    journal      what one supervisor has commanded and recorded, and its inputs
     decision_rules  does a decision do what it records, reach its nodes, and set a deadline to what it waits for
     effect_rules  the events and commands that follow from each kind of input
     time_rules   the longest times between commands, events and inputs
@@ -30,6 +30,6 @@
 Everything follows from the schedule. There is no asyncio, no thread and no real time. Heartbeats are not simulated one
 by one: what they tell is computed when something changes.
 
-The rules (invariants, *_rules, said) know commands, events, inputs, outcomes, times and the simulated world.
+The rules (invariants, *_rules, journal) know commands, events, inputs, outcomes, times and the simulated world.
 They see nothing of the core's state.
 """

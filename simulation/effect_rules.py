@@ -9,8 +9,8 @@ from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.faults import FaultKind
 from launcher.core.stop_reasons import StopReason
+from simulation.journal import Journal
 from simulation.runner import BASE
-from simulation.said import Said
 
 _LOST = (FaultKind.NODE_LOST, FaultKind.PREEMPTED)
 
@@ -51,54 +51,58 @@ class Decided:
         return any(each.fields.get("allocation") == allocation for each in self.records)
 
 
-Rule = Callable[[Said, Any, Decided], Iterator[str]]
+Rule = Callable[[Journal, Any, Decided], Iterator[str]]
 
 # Nodes
 
 
-def _node_joined(said: Said, message: given.NodeJoined, its: Decided) -> Iterator[str]:
+def _node_joined(journal: Journal, message: given.NodeJoined, its: Decided) -> Iterator[str]:
     node, allocation = message.node, message.allocation or BASE
-    if allocation != BASE and allocation not in said.boosters:
+    if allocation != BASE and allocation not in journal.boosters:
         if not (its.dismisses(node) and its.record("problem", node=node) and its.has(do.EndAllocation)):
             yield "its allocation was not requested, and is not ended"
-    elif node in said.out:
+    elif node in journal.out:
         if its.record("node_back", node=node) is not None:
             yield "it was out, and is back before the scheduler is asked whether it can be used"
-    elif allocation == BASE or (node not in said.there and allocation not in said.leaving):
+    elif allocation == BASE or (node not in journal.there and allocation not in journal.leaving):
         if message.problem is not None:
             if not its.dismisses(node) or its.record("fault", node=node, reason=message.problem) is None:
                 yield "the problem of the node is not recorded, or its runner is not dismissed"
         elif its.record("node_ready", node=node, warm=message.is_warm) is None and not its.dismisses(node):
             yield "no event says that the node is ready"
-        is_of_attempt = said.runs and node in said.nodes
+        is_of_attempt = journal.runs and node in journal.nodes
         is_ended = its.dismisses(node) or its.sends(do.Order.KILL, node)
         if message.attempt is not None and not is_of_attempt and not is_ended:
             yield "the workers of an earlier attempt are not ended"
 
 
-def _node_lost(said: Said, message: given.NodeLost, its: Decided) -> Iterator[str]:
+def _node_lost(journal: Journal, message: given.NodeLost, its: Decided) -> Iterator[str]:
     node = message.node
-    is_held = not said.is_ending and not {"restore", "fault"} & said.seen and not said.asked[do.Purpose.AGENTS_FAILED]
-    is_needed = node in said.nodes or (node in said.holders and is_held)
-    if said.runs and is_needed and node not in said.lost and not its.has_fault(node, _LOST):
+    is_held = (
+        not journal.is_ending
+        and not {"restore", "fault"} & journal.seen
+        and not journal.asked[do.Purpose.AGENTS_FAILED]
+    )
+    is_needed = node in journal.nodes or (node in journal.holders and is_held)
+    if journal.runs and is_needed and node not in journal.lost and not its.has_fault(node, _LOST):
         yield "the attempt needs the node, and no fault is recorded"
-    is_expected = said.are_launched or said.leaving or node in said.out
+    is_expected = journal.are_launched or journal.leaving or node in journal.out
     if not is_expected and its.record("node_out", node=node, lost=True) is None:
         yield "no event says that the node is out"
 
 
-def _node_broken(said: Said, message: given.NodeBroken, its: Decided) -> Iterator[str]:
+def _node_broken(journal: Journal, message: given.NodeBroken, its: Decided) -> Iterator[str]:
     node = message.node
     kind = FaultKind.ENVIRONMENT if message.is_environment else FaultKind.RUNNER_LOST
-    if node in said.out:
+    if node in journal.out:
         return
     if its.record("node_out", node=node) is None:
         yield "no event says that the node is out"
-    if said.runs and node in said.nodes and node not in said.lost and not its.has_fault(node, (kind,)):
+    if journal.runs and node in journal.nodes and node not in journal.lost and not its.has_fault(node, (kind,)):
         yield "the attempt needs the node, and no fault is recorded"
 
 
-def _isolation(said: Said, message: given.IsolationChanged, its: Decided) -> Iterator[str]:
+def _isolation(journal: Journal, message: given.IsolationChanged, its: Decided) -> Iterator[str]:
     if its.has(do.LetGo) is not message.is_isolated:
         yield "the launchers may end processes that another supervisor leads"
     if not message.is_isolated and any("come back" in each.fields.get("reason", "") for each in its.records):
@@ -108,26 +112,26 @@ def _isolation(said: Said, message: given.IsolationChanged, its: Decided) -> Ite
 # The attempt
 
 
-def _workers_killed(said: Said, message: given.WorkersKilled, its: Decided) -> Iterator[str]:
-    if (message.left or message.held) and message.node not in said.out and not its.dismisses(message.node):
+def _workers_killed(journal: Journal, message: given.WorkersKilled, its: Decided) -> Iterator[str]:
+    if (message.left or message.held) and message.node not in journal.out and not its.dismisses(message.node):
         yield "the node still has something of the attempt, and its runner is not dismissed"
 
 
 def _once(event: str) -> Rule:
-    def rule(said: Said, message: Any, its: Decided) -> Iterator[str]:
-        if (its.record(event) is not None) is (event in said.seen):
-            yield "it is recorded again" if event in said.seen else "it is not recorded"
+    def rule(journal: Journal, message: Any, its: Decided) -> Iterator[str]:
+        if (its.record(event) is not None) is (event in journal.seen):
+            yield "it is recorded again" if event in journal.seen else "it is not recorded"
 
     return rule
 
 
-def _committed(said: Said, message: given.Committed, its: Decided) -> Iterator[str]:
-    is_news = message.step > said.committed.get(message.tier, -1)
+def _committed(journal: Journal, message: given.Committed, its: Decided) -> Iterator[str]:
+    is_news = message.step > journal.committed.get(message.tier, -1)
     if (its.record("commit", step=message.step, tier=message.tier) is not None) is not is_news:
         yield "it is not recorded" if is_news else "it is recorded again"
 
 
-def _reported(said: Said, message: given.Reported, its: Decided) -> Iterator[str]:
+def _reported(journal: Journal, message: given.Reported, its: Decided) -> Iterator[str]:
     if its.record(message.event) is None and message.event != "problem":  # agents that make way miss each other
         yield "it is not recorded"
 
@@ -135,22 +139,22 @@ def _reported(said: Said, message: given.Reported, its: Decided) -> Iterator[str
 # Answers
 
 
-def _unusable(said: Said, message: given.UnusableAnswered, its: Decided) -> Iterator[str]:
+def _unusable(journal: Journal, message: given.UnusableAnswered, its: Decided) -> Iterator[str]:
     purpose, asked = message.purpose, do.Purpose
     if purpose in (asked.START, asked.AGAIN) and its.has(do.ProbeFolder):
         started = {node for each in its.of(do.StartRunners) for node in each.nodes}
-        missing = {*message.asked} - {*message.unusable} - {*said.out} - said.there
+        missing = {*message.asked} - {*message.unusable} - {*journal.out} - journal.there
         if purpose is asked.START and started != missing:
             yield f"runners of {sorted(started)} start, {sorted(missing)} are missing"
         if any(not its.dismisses(node) for node in message.unusable):
             yield "an unusable node is not dismissed"
 
 
-def _explained(said: Said, message: given.TerminationExplained, its: Decided) -> Iterator[str]:
-    is_asked = said.asked[do.AskWhyTerminated] > 0
+def _explained(journal: Journal, message: given.TerminationExplained, its: Decided) -> Iterator[str]:
+    is_asked = journal.asked[do.AskWhyTerminated] > 0
     if not is_asked and its.record("stop_requested", reason=message.why) is not None:
         yield "the job stops for an answer to no question"
-    is_new = message.why == StopReason.CANCEL and not said.is_cancelled
+    is_new = message.why == StopReason.CANCEL and not journal.is_cancelled
     if is_asked and is_new and its.record("stop_requested", reason=StopReason.CANCEL) is None:
         yield "the job is not cancelled"
 
@@ -158,52 +162,52 @@ def _explained(said: Said, message: given.TerminationExplained, its: Decided) ->
 # Boosters and users
 
 
-def _allocation_asked(said: Said, message: given.AllocationAsked, its: Decided) -> Iterator[str]:
+def _allocation_asked(journal: Journal, message: given.AllocationAsked, its: Decided) -> Iterator[str]:
     name, is_refused = message.allocation, message.error is not None
-    if name not in said.boosters:
+    if name not in journal.boosters:
         return
     if (its.record("booster_submitted", allocation=name, job_id=message.job_id) is not None) is is_refused:
         yield "an event says that the scheduler has it" if is_refused else "the booster's job id is not recorded"
-    is_unwanted = is_refused is not (name in said.ended) and name not in said.of_boosters.values()
+    is_unwanted = is_refused is not (name in journal.ended) and name not in journal.of_boosters.values()
     if is_unwanted and do.EndAllocation(allocation=name) not in its.todo:
         yield "the scheduler may have it, and it is not ended"
 
 
-def _allocations_seen(said: Said, message: given.AllocationsSeen, its: Decided) -> Iterator[str]:
+def _allocations_seen(journal: Journal, message: given.AllocationsSeen, its: Decided) -> Iterator[str]:
     ended = {each.allocation for each in its.of(do.EndAllocation)}
     for name, state in message.states.items():
         if state is given.AllocationState.ENDED:
-            if (its.record("booster_end", allocation=name) is not None) is not (name in said.boosters):
+            if (its.record("booster_end", allocation=name) is not None) is not (name in journal.boosters):
                 yield f"the end of {name} is not recorded, or again"
-        elif name in said.ended or name not in said.boosters:
+        elif name in journal.ended or name not in journal.boosters:
             if name not in ended:
                 yield f"{name} is not wanted, and is not ended"
-        elif state is given.AllocationState.PREEMPTED and name not in said.leaving and not its.leaves(name):
+        elif state is given.AllocationState.PREEMPTED and name not in journal.leaving and not its.leaves(name):
             yield f"{name} is preempted, and does not leave"
 
 
-def _terminated(said: Said, message: given.Terminated, its: Decided) -> Iterator[str]:
-    allocation = said.of_boosters.get(message.node or "")
+def _terminated(journal: Journal, message: given.Terminated, its: Decided) -> Iterator[str]:
+    allocation = journal.of_boosters.get(message.node or "")
     if allocation is not None:
-        if allocation not in said.leaving and not its.leaves(allocation):
+        if allocation not in journal.leaving and not its.leaves(allocation):
             yield "its booster does not leave"
-    elif not (said.asked[do.AskWhyTerminated] or said.is_cancelled or its.has(do.AskWhyTerminated)):
+    elif not (journal.asked[do.AskWhyTerminated] or journal.is_cancelled or its.has(do.AskWhyTerminated)):
         yield "the scheduler is not asked why"
 
 
-def _time_warned(said: Said, message: given.TimeWarned, its: Decided) -> Iterator[str]:
-    if said.stop is None and not said.asked[do.AskTimeLeft] and not its.has(do.AskTimeLeft):
+def _time_warned(journal: Journal, message: given.TimeWarned, its: Decided) -> Iterator[str]:
+    if journal.stop is None and not journal.asked[do.AskTimeLeft] and not its.has(do.AskTimeLeft):
         yield "the scheduler is not asked for the time left"
 
 
-def _cancel_asked(said: Said, message: given.CancelAsked, its: Decided) -> Iterator[str]:
-    if (its.record("stop_requested", reason=StopReason.CANCEL) is not None) is said.is_cancelled:
-        yield "it is recorded again" if said.is_cancelled else "it is not recorded"
+def _cancel_asked(journal: Journal, message: given.CancelAsked, its: Decided) -> Iterator[str]:
+    if (its.record("stop_requested", reason=StopReason.CANCEL) is not None) is journal.is_cancelled:
+        yield "it is recorded again" if journal.is_cancelled else "it is not recorded"
 
 
-def _scale_asked(said: Said, message: given.ScaleAsked, its: Decided) -> Iterator[str]:
+def _scale_asked(journal: Journal, message: given.ScaleAsked, its: Decided) -> Iterator[str]:
     record = its.record("scale_requested")
-    wanted = record.fields.get("nodes") if record is not None else said.scale
+    wanted = record.fields.get("nodes") if record is not None else journal.scale
     if (wanted is None) is not (message.nodes is None):
         yield f"{wanted} nodes are wanted"
 

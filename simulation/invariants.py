@@ -22,7 +22,7 @@ from launcher.core.inputs import AllocationsSeen, AllocationState, Requeued
 from launcher.core.teardown import AGENT_FLUSH_S
 from simulation.decision_rules import check_decision
 from simulation.event_rules import EventRules
-from simulation.said import Said
+from simulation.journal import Journal
 from simulation.successor import Replayed
 from simulation.time_rules import Times
 from simulation.training import CHUNK_STEPS
@@ -127,13 +127,13 @@ class Invariants:
         "_ended",
         "_fault_s",
         "_instant",
+        "_journals",
         "_obeyed_terms",
         "_out_at",
         "_overdue",
         "_replayed",
         "_requeued",
         "_rules",
-        "_said",
         "_served",
         "_spins",
         "_stays_s",
@@ -161,7 +161,7 @@ class Invariants:
         self._obeyed_terms: dict[int, Any] = {}
         self._instant = 0.0
         self._changed_s = 0.0  # when another size was asked for, or an attempt began
-        self._said: dict[int, Said] = {}  # of each term
+        self._journals: dict[int, Journal] = {}  # of each term
         self._times: dict[int, Times] = {}
         self._replayed: dict[int, Replayed] = {}
         self._trains: frozenset[str] = frozenset()
@@ -173,12 +173,12 @@ class Invariants:
         self._out_at: dict[int, frozenset[str]] = {}  # nodes that were out, or awaited in vain, as an attempt began
 
     def began(self, driver: Driver, todo: Any) -> None:
-        self._said[driver.term] = said = Said(driver.log, todo)
+        self._journals[driver.term] = journal = Journal(driver.log, todo)
         self._times[driver.term] = Times()
         self._replayed[driver.term] = replayed = Replayed(self._world.folder.events, self._world.setup)
         replayed.check(driver.state, todo)
         self._check_records(driver, todo)
-        if said.runs and driver.job.has_checkpoint and not any(type(command) is AdoptAgents for command in todo):
+        if journal.runs and driver.job.has_checkpoint and not any(type(command) is AdoptAgents for command in todo):
             raise Violation("nobody's agents are forgotten", f"term {driver.term} goes on without those that are there")
 
     def runs_again(self) -> None:
@@ -188,18 +188,18 @@ class Invariants:
     def decided(self, driver: Driver, message: Any, todo: Any) -> None:
         if not self._world.checks:
             return
-        now_s, said = self._world.clock.now, self._said[driver.term]
+        now_s, journal = self._world.clock.now, self._journals[driver.term]
         if now_s == self._instant:
             self._spins += 1
             if self._spins > _SPIN:
                 raise Violation("no spinning", f"{_SPIN} decisions at {now_s:.3f} s")
         else:
             self._instant, self._spins = now_s, 0
-        check_decision(said, message, todo, driver.now_s)
+        check_decision(journal, message, todo, driver.now_s)
         self._replayed[driver.term].check(driver.state, todo)
         self._check_records(driver, todo)
-        self._check_times(driver, said, message, todo)
-        if said.is_over:
+        self._check_times(driver, journal, message, todo)
+        if journal.is_over:
             return
         if type(message) is Requeued and message.error is None:
             self._requeued.add(driver.term)
@@ -207,45 +207,45 @@ class Invariants:
             if type(command) is Send and command.order is Order.KILL:
                 self._to_kill.update((node, command.attempt) for node in command.nodes)
             elif type(command) is Requeue:
-                if said.asked[Requeue] and type(message) is not Requeued:
+                if journal.asked[Requeue] and type(message) is not Requeued:
                     raise Violation("at most one requeue per start", "asked again before the answer")
                 if driver.term in self._requeued:
                     raise Violation("at most one requeue per start", "asked again after it was granted")
                 if driver.term in self._cancel_s:
                     raise Violation("cancel always wins", "a requeue after the cancel")
-        was_cancelled = said.is_cancelled
-        said.take(message, todo)
-        is_decided = said.runs and said.is_ending and "fault" not in said.seen  # how the attempt ends
-        if said.is_cancelled and not (was_cancelled or said.is_closing or is_decided):
+        was_cancelled = journal.is_cancelled
+        journal.take(message, todo)
+        is_decided = journal.runs and journal.is_ending and "fault" not in journal.seen  # how the attempt ends
+        if journal.is_cancelled and not (was_cancelled or journal.is_closing or is_decided):
             self._cancel_s[driver.term] = now_s
         if any(type(command) is Record and command.event == "attempt_start" for command in todo):
-            self._note_out(driver, said)
+            self._note_out(driver, journal)
         if self._world.setup.boosters:
-            self._check_boosters(driver, said)
+            self._check_boosters(driver, journal)
             if type(message) is AllocationsSeen:
-                self._check_ends(driver, said, message)
-                self._check_use(driver, said)
+                self._check_ends(driver, journal, message)
+                self._check_use(driver, journal)
 
-    def _check_times(self, driver: Driver, said: Said, message: Any, todo: Any) -> None:
+    def _check_times(self, driver: Driver, journal: Journal, message: Any, todo: Any) -> None:
         """Nothing waits longer than it must where nothing stands against it."""
         world = self._world
         is_heeded = world.setup.heeds_stop and world.setup.has_checkpoint and not world.kinds & _KEEPS_RANKS
-        for what, is_long_with_all, is_long in self._times[driver.term].ended(said, message, todo, world.clock.now):
+        for what, is_long_with_all, is_long in self._times[driver.term].ended(journal, message, todo, world.clock.now):
             if world.setup.is_slow or world.kinds - _QUICK or ("from stop" in what and not is_heeded):
                 continue
             if is_long or (is_long_with_all and not world.kinds - _KEEPS_NODES):
                 raise Violation("nothing waits for nothing", what)
 
-    def _check_boosters(self, driver: Driver, said: Said) -> None:
+    def _check_boosters(self, driver: Driver, journal: Journal) -> None:
         """Not more than are wanted are asked for, or there."""
-        known, setup = said.boosters - said.leaving, self._world.setup
-        missing = sum(node not in said.there for node in driver.job.nodes)  # a base that lacks nodes asks for more
+        known, setup = journal.boosters - journal.leaving, self._world.setup
+        missing = sum(node not in journal.there for node in driver.job.nodes)  # a base that lacks nodes asks for more
         if len(known) > setup.boosters + missing + 1:
             raise Violation("as many boosters as are wanted", f"{len(known)} of {setup.boosters}")
 
-    def _check_ends(self, driver: Driver, said: Said, seen: AllocationsSeen) -> None:
+    def _check_ends(self, driver: Driver, journal: Journal, seen: AllocationsSeen) -> None:
         """A booster that was ordered to end does, also where the first order was lost."""
-        for name in said.boosters & said.ended:
+        for name in journal.boosters & journal.ended:
             is_there = seen.states.get(name) is not AllocationState.ENDED
             self._overdue[driver.term, name] = self._overdue.get((driver.term, name), 0) + 1 if is_there else 0
             if self._overdue[driver.term, name] > _END_LOOKS:
@@ -332,23 +332,25 @@ class Invariants:
     def _check_holders(self) -> None:
         """Nodes that hold what nobody needs any more are let go."""
         driver = self._world.ruling()
-        said = self._said.get(driver.term) if driver is not None else None
-        if said is None or not said.there.intersection(said.holders) or said.stop is not None:
+        journal = self._journals.get(driver.term) if driver is not None else None
+        if journal is None or not journal.there.intersection(journal.holders) or journal.stop is not None:
             return
         self._served += 1
         if self._served >= _MOST_SERVED:
-            raise Violation("holders are let go", f"{said.holders} hold what nobody needs after {self._served} commits")
+            raise Violation(
+                "holders are let go", f"{journal.holders} hold what nobody needs after {self._served} commits"
+            )
 
     def _check_drained(self) -> None:
         """A node that is drained is left while a spare is free."""
         world, driver = self._world, self._world.ruling()
-        said = self._said.get(driver.term) if driver is not None else None
+        journal = self._journals.get(driver.term) if driver is not None else None
         is_told = not (world.setup.is_local or world.setup.is_slow or world.setup.boosters)
-        if said is None or said.stop is not None or world.kinds != {"node_drained"} or not is_told:
+        if journal is None or journal.stop is not None or world.kinds != {"node_drained"} or not is_told:
             return
         drained = {name for name, host in world.hosts.items() if host.is_drained}
-        free = said.there - drained.union(said.nodes, said.out)
-        if not free or drained.isdisjoint(said.nodes):
+        free = journal.there - drained.union(journal.nodes, journal.out)
+        if not free or drained.isdisjoint(journal.nodes):
             self._stays_s = None
         elif self._stays_s is None:
             self._stays_s = world.clock.now
@@ -378,30 +380,32 @@ class Invariants:
         by = self._attempts.setdefault(command.attempt, driver.term)
         if by != driver.term:
             raise Violation("one attempt a number", f"attempt {command.attempt} was started in term {by} already")
-        said = self._said.get(driver.term)
-        if said is None:
+        journal = self._journals.get(driver.term)
+        if journal is None:
             return  # decisions are not checked
-        if driver.term in self._cancel_s or said.is_cancelled or said.stop is not None:
-            raise Violation("no attempt begins as the job is to end", f"attempt {command.attempt} starts: {said.stop}")
+        if driver.term in self._cancel_s or journal.is_cancelled or journal.stop is not None:
+            raise Violation(
+                "no attempt begins as the job is to end", f"attempt {command.attempt} starts: {journal.stop}"
+            )
         if driver is not self._world.folder.holders[-1]:
             return
-        self._note_out(driver, said)
+        self._note_out(driver, journal)
         for name, host in self._world.hosts.items():
             runner, link = host.runner, driver.links.links.get(name)
             if runner is None or runner.attempt in (None, command.attempt) or not runner.has_workers:
                 continue
-            if link is None or link.runner is not runner or name not in said.there:
+            if link is None or link.runner is not runner or name not in journal.there:
                 continue
             if name not in command.nodes and (name, runner.attempt) not in self._to_kill:
                 raise Violation(
                     "one attempt at a time", f"{name} still has attempt {runner.attempt} as {command.attempt} starts"
                 )
 
-    def _note_out(self, driver: Driver, said: Said) -> None:
+    def _note_out(self, driver: Driver, journal: Journal) -> None:
         """Notes which nodes this attempt cannot have, or waited for in vain."""
-        gone = {*self._out_at.get(said.number, ()), *said.out, *said.replaced.difference(said.nodes)}
-        gone.update(name for name in self._world.hosts if name not in said.there)
-        self._out_at[said.number] = frozenset(gone)
+        gone = {*self._out_at.get(journal.number, ()), *journal.out, *journal.replaced.difference(journal.nodes)}
+        gone.update(name for name in self._world.hosts if name not in journal.there)
+        self._out_at[journal.number] = frozenset(gone)
 
     def obeyed(self, runner: Runner, driver: Driver) -> None:
         if driver.term < runner.term:
@@ -415,8 +419,13 @@ class Invariants:
     def kills_agents(self, group: AgentGroup) -> None:
         """A supervisor ends agents: not while they write the result of a job that is done."""
         driver, now_s = group.launcher, self._world.clock.now
-        said = self._said.get(driver.term) if driver is not None else None
-        if said is None or Order.FINISH_AGENT not in said.orders or said.is_cancelled or said.stop is not None:
+        journal = self._journals.get(driver.term) if driver is not None else None
+        if (
+            journal is None
+            or Order.FINISH_AGENT not in journal.orders
+            or journal.is_cancelled
+            or journal.stop is not None
+        ):
             return
         since_s = group.ordered_s if group.released_s is None else group.released_s
         if group.ordered_s is not None and now_s - group.ordered_s > AGENT_FLUSH_S - 1.0:
@@ -473,11 +482,13 @@ class Invariants:
             raise Violation("the base is never given up", f"{command.allocation} is ended")
 
     def gives_back(self, driver: Driver, command: GiveBack) -> None:
-        said, node = self._said.get(driver.term), command.node
-        if said is None:
+        journal, node = self._journals.get(driver.term), command.node
+        if journal is None:
             return
-        if node in (*said.nodes, *said.holders) or node not in said.out or node not in driver.job.nodes:
-            raise Violation("a node is given back once nobody needs it", f"{node}, and the attempt is on {said.nodes}")
+        if node in (*journal.nodes, *journal.holders) or node not in journal.out or node not in driver.job.nodes:
+            raise Violation(
+                "a node is given back once nobody needs it", f"{node}, and the attempt is on {journal.nodes}"
+            )
 
     @property
     def newest_step(self) -> int:
@@ -488,10 +499,10 @@ class Invariants:
         if driver.term in self._ended:
             raise Violation("nothing outlives the job", "EndJob twice")
         self._ended.add(driver.term)
-        said = self._said.get(driver.term)
-        if said is None:
+        journal = self._journals.get(driver.term)
+        if journal is None:
             return
-        self._dismissed.update(node for node, is_lost in said.out.items() if not is_lost)
+        self._dismissed.update(node for node, is_lost in journal.out.items() if not is_lost)
         total = self._world.setup.chunks * CHUNK_STEPS
         is_early = "worker_ends_early" in self._world.kinds
         is_told = self._world.setup.has_checkpoint
@@ -520,7 +531,7 @@ class Invariants:
         is_limit = world.setup.limit_s and command.outcome in of_limits
         if command.outcome in _DRAMATIC and not world.kinds and not is_limit:
             raise Violation("a true outcome", f"{command.outcome}: {command.reason}, and no fault was injected")
-        if command.outcome == "stopped" and said.stop is None and driver.term not in self._requeued:
+        if command.outcome == "stopped" and journal.stop is None and driver.term not in self._requeued:
             raise Violation("a true outcome", f"stopped, and neither requeued nor asked: {command.reason}")
 
     def _check_given_up(self, outcome: str) -> None:
@@ -566,7 +577,7 @@ class Invariants:
             since_s = world.clock.now - job.preempted_s
             raise Violation("a preempted booster leaves", f"{job.id} trains {since_s:.0f} s after it was preempted")
 
-    def _check_use(self, driver: Driver, said: Said) -> None:
+    def _check_use(self, driver: Driver, journal: Journal) -> None:
         """A booster that was there for long trains, or was sent away."""
         world = self._world
         if world.kinds - _HARMLESS_TO_BOOSTERS - _OF_A_NODE or world.setup.skips or not world.setup.heeds_stop:
@@ -581,7 +592,7 @@ class Invariants:
         running = world.boosters.running()
         changed_s = max(self._changed_s, *(job.since_s or 0.0 for job in running), 0.0)
         there = driver.job.base_size + sum(len(job.hosts) for job in running)
-        most = next((size for size in world.setup.sizes if size <= min(said.scale or there, there)), 0)
+        most = next((size for size in world.setup.sizes if size <= min(journal.scale or there, there)), 0)
         if world.clock.now - changed_s < patience_s or len(self._trains) >= most:
             return  # a spare of the base may stand in the place of a booster's node
         for job in running:

@@ -9,7 +9,7 @@ from launcher.core import commands as do
 from launcher.core import inputs as given
 from launcher.core.faults import LOSSES_S
 from launcher.core.liveness import CUT_OFF_S
-from simulation.said import Said
+from simulation.journal import Journal
 
 _ENDS = ("kill", "release_agent", "finish_agent")
 _NEXT = ("ProbeFolder", "AskWhyTerminated", "ask again", "ask scheduler", "backoff", "Requeue")
@@ -41,10 +41,10 @@ class Times:
         self._since_s: dict[str, float] = {}
 
     def ended(
-        self, said: Said, message: Any, todo: Iterable[do.Command], now_s: float
+        self, journal: Journal, message: Any, todo: Iterable[do.Command], now_s: float
     ) -> Iterator[tuple[str, bool, bool]]:
         """Gives each wait that the decision ends, and whether it was too long: where all nodes stay; elsewhere."""
-        names = [_name(said, thing) for thing in (message, *todo)]
+        names = [_name(journal, thing) for thing in (message, *todo)]
         for begin, ends, longest_s, most_s in _LONGEST:
             for name in names:
                 since_s = self._since_s.get(begin)
@@ -57,14 +57,14 @@ class Times:
                     self._since_s.setdefault(begin, now_s)
 
 
-def _name(said: Said, thing: Any) -> str:
+def _name(journal: Journal, thing: Any) -> str:
     """Of an input or a command."""
     match thing:
-        case do.Send() if not said.runs or said.number != thing.attempt or do.Order.KILL in said.orders:
+        case do.Send() if not journal.runs or journal.number != thing.attempt or do.Order.KILL in journal.orders:
             return ""  # to a node that has connected again
-        case do.Record(event="stop_requested") if said.is_ending:
+        case do.Record(event="stop_requested") if journal.is_ending:
             return ""
-        case given.WorkersEnded(ok=False, attempt=said.number) if _is_at_work(said):
+        case given.WorkersEnded(ok=False, attempt=journal.number) if _is_at_work(journal):
             return "failed"
         case do.Record():
             return thing.event
@@ -76,6 +76,6 @@ def _name(said: Said, thing: Any) -> str:
             return type(thing).__name__
 
 
-def _is_at_work(said: Said) -> bool:
-    is_over = said.stop is not None or said.is_ending or "fault" in said.seen
-    return not is_over and said.started.issuperset(said.nodes)
+def _is_at_work(journal: Journal) -> bool:
+    is_over = journal.stop is not None or journal.is_ending or "fault" in journal.seen
+    return not is_over and journal.started.issuperset(journal.nodes)

@@ -1,4 +1,4 @@
-"""What one supervisor has said and was told: its commands and events, and what was reported to it."""
+"""The journal of one supervisor: its commands and events, and what was reported to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUESTIONS: dict[type, type] = {
 }
 
 
-class Said:
+class Journal:
     """The record of one supervisor.
 
     Args:
@@ -66,7 +66,7 @@ class Said:
         self.timer_s: float | None = None
         for event in past:
             self._record(event["event"], event)
-        self._say(todo)
+        self._take_commands(todo)
 
     @property
     def is_ending(self) -> bool:
@@ -75,10 +75,10 @@ class Said:
 
     def take(self, message: given.Input, todo: Iterable[do.Command]) -> None:
         """Takes a decision."""
-        self._hear(message)
-        self._say(todo)
+        self._take_input(message)
+        self._take_commands(todo)
 
-    def _hear(self, message: given.Input) -> None:
+    def _take_input(self, message: given.Input) -> None:
         match message:
             case given.NodeLost(node=node):
                 self._lose(node)
@@ -96,7 +96,7 @@ class Said:
         if (question := _QUESTIONS.get(type(message))) is not None:
             self.asked[question] = max(0, self.asked[question] - 1)
 
-    def _say(self, todo: Iterable[do.Command]) -> None:
+    def _take_commands(self, todo: Iterable[do.Command]) -> None:
         for command in todo:
             match command:
                 case do.Record():
