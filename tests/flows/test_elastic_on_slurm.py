@@ -89,7 +89,8 @@ def test_a_booster_that_is_lost_in_the_middle_of_a_save_costs_nothing_that_was_c
         six.crash_node(booster)
 
     comeback = job.recover(lose_the_node)
-    assert (comeback.fault["kind"], comeback.fault["node"]) == ("node_lost", booster), job.watch.story()
+    faults = job.watch.events("fault")  # another rank's lost connection may come first
+    assert ("node_lost", booster) in [(fault["kind"], fault["node"]) for fault in faults], job.watch.story()
     assert comeback.recovery.restored_from == "memory" and comeback.lost_nothing_committed, job.watch.story()
     job.settle()
     job.finish(steady_digests)

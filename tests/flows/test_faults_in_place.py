@@ -122,7 +122,7 @@ def test_agents_are_forked_from_their_nodes_templates_and_none_is_needed(job: Br
 
     check_in_place(job, job.recover(lambda: job.signal("KILL", 0)), "process_exit")
     assert "ckpt.agent.template" in parent()
-    template = r"^[^ ]*python.* ckpt\.agent\.process\.template"
+    template = r"^[^ ]*python.* ckpt\.agent\.template"
     job.cluster.run_on_node(node, ["pkill", "-STOP", "-f", template])
     check_in_place(job, job.recover(lambda: job.signal("KILL", 3)), "process_exit")
     assert "slurmstepd" in parent()
