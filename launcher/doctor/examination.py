@@ -84,7 +84,8 @@ def _on_node(
         words = error.result.stderr if isinstance(error, CommandError) else str(error)
         reason = " ".join(words.split())[-300:] or str(error)
         unknown = Finding(check="node", status=Status.UNKNOWN, measured=reason, expected="a command on one node")
-        yield replace(unknown, advice=f"try by hand: {shlex.join([*to_node, 'hostname'])}") if to_node else unknown
+        by_hand = [*to_node, sys.executable, "-c", "import launcher.doctor.node"]
+        yield replace(unknown, advice=f"try by hand: {shlex.join(by_hand)}")
         return
     host = facts["host"]
     yield Finding(check="node", status=Status.OK, measured=f"{host}: a command ran in {done.seconds:.1f} s")

@@ -241,7 +241,7 @@ def test_no_free_node_and_no_plugin_are_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("launcher.clusters.slurm.findings.find_mpirun", lambda: None)
     rows = without_pmix()
     assert rows["node"].status is Status.UNKNOWN and "Unable to allocate resources" in rows["node"].measured
-    assert rows["node"].advice.startswith("try by hand: srun ") and rows["node"].advice.endswith(" hostname")
+    assert rows["node"].advice.startswith("try by hand: srun ") and rows["node"].advice.endswith("doctor.node'")
     assert rows["pmix"].status is Status.CRITICAL and "pmi2" in rows["pmix"].measured
 
 
