@@ -119,30 +119,9 @@ class Invariants:
     """Looks at one run."""
 
     __slots__ = (
-        "_attempts",
-        "_cancel_s",
-        "_changed_s",
-        "_committed",
-        "_dismissed",
-        "_ended",
-        "_fault_s",
-        "_instant",
-        "_journals",
-        "_obeyed_terms",
-        "_out_at",
-        "_overdue",
-        "_replayed",
-        "_requeued",
-        "_rules",
-        "_served",
-        "_spins",
-        "_stays_s",
-        "_times",
-        "_to_kill",
-        "_trains",
-        "_unusable",
-        "_world",
-        "_written_s",
+        "_attempts", "_cancel_s", "_changed_s", "_committed", "_dismissed", "_ended", "_fault_s", "_instant",
+        "_journals", "_obeyed_terms", "_out_at", "_overdue", "_replayed", "_requeued", "_rules", "_served",
+        "_spins", "_stays_s", "_times", "_to_kill", "_trains", "_unusable", "_world", "_written_s",
     )  # fmt: skip
 
     def __init__(self, world: World) -> None:
